@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TAKEN = (
   ("TensorFlow's own kernels", ('local',), ('backend',)),
   ('a placed mesh', ('spmd', 'tpu'), ('topology',)),
-  ('a mesh of devices', ('spmd', 'tpu'), ('mesh', 'placement', 'split_dense')),
+  ('a mesh of devices', ('spmd', 'tpu'), ('mesh', 'placement', 'split_dense', 'split_update')),
   (
     *('a mesh of devices in several processes', ('spmd',)),
     ('coordinator', 'num_processes', 'process_id', 'distributed', 'connect_seconds'),
@@ -60,6 +60,7 @@ class RuntimeOptions(options_lib.Options):
     one_of=['manual', 'auto'],
   )
   connect_seconds: float = flag(300.0, 'Seconds to wait for the other processes.', lower_bound=1.0, upper_bound=1e6)
+  split_update: bool = flag(False, 'Split the update of weights that devices copy, and its optimizer slots, over them.')
 
   def __post_init__(self):
     if self.runtime != 'local' and not self.mesh:
@@ -126,7 +127,9 @@ class Machine:
 
   def describe(self) -> dict[str, Any]:
     """Name of the runtime, and the values that a user has chosen for it."""
-    given = {name: getattr(self.options, name) for name in ('mesh', 'split_dense', 'num_processes', 'backend')}
+    given = {
+      name: getattr(self.options, name) for name in ('mesh', 'split_dense', 'split_update', 'num_processes', 'backend')
+    }
     given = {name: value for name, value in given.items() if value != getattr(RuntimeOptions, name)}
     return {'name': self.options.runtime, **given}
 
@@ -154,7 +157,7 @@ def connect(options: RuntimeOptions) -> Machine:
     return Machine(options)
   from lingvo_moe.xla_sharding import Mesh
 
-  mesh = Mesh.parse(options.mesh, split_dense=options.split_dense)
+  mesh = Mesh.parse(options.mesh, options.split_dense, options.split_update)
   if options.placement:
     from lingvo_moe.runtime.chips import Topology
     from lingvo_moe.runtime.placement import place

@@ -148,7 +148,7 @@ class Program:
     if self.micro_batches > 1:
       return self._sum_over_micro_batches(gradients_of, rows_B, batch)
     grads, metrics = gradients_of(rows_B, batch)
-    return grads if sparse else self._stored(grads, self.weight_specs), metrics
+    return grads if sparse else self._stored(grads, self.weight_specs, update=True), metrics
 
   def _sum_over_micro_batches(self, gradients_of, rows_B, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
@@ -170,17 +170,17 @@ class Program:
 
     def dense_gradients(i):
       grads, metrics = gradients_of(*micro_batch(i), totals=totals)
-      grads = self._stored(grads, self.weight_specs)
+      grads = self._stored(grads, self.weight_specs, update=True)
       return {name: tf.cast(g, self.weight_specs[name].dtype) for name, g in grads.items()}, metrics
 
     def body(i, grads, metrics):
       more_grads, more_metrics = dense_gradients(i)
-      grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
+      grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs, update=True)
       return grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
     results = results_of(lambda: dense_gradients(0))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
-    begin = self._stored(zeros[0], self.weight_specs), zeros[1]
+    begin = self._stored(zeros[0], self.weight_specs, update=True), zeros[1]
     return counted(self.micro_batches, body, *begin, scope='')
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
@@ -188,16 +188,18 @@ class Program:
     step, rate = state['step'], self.schedule(state['step'])
     weights = self._stored(state['weights'], self.weight_specs)
     old_slots = self._stored(state['slots'], self.slot_specs)
+    parts = self._stored({name: weights[name] for name in self.trained_specs}, self.weight_specs, update=True)
     norm = None
     if self.clip_norm:
       grads, norm = clip_by_global_norm(grads, self.clip_norm)
     updates = {}
     for name, spec in self.trained_specs.items():
       slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
-      updates[name] = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
+      updates[name] = self.optimizer.update(grads[name], slots, parts[name], spec, step, rate)
     if norm is None:
       norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
     updated = {name: update.weight for name, update in updates.items()}
+    updated = self._stored(updated, self.weight_specs, update=True)  # then gathered, if split further than weights are
     new_weights = self._stored({**weights, **updated}, self.weight_specs)
     new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
     new_slots = self._stored(new_slots, self.slot_specs)
@@ -221,8 +223,10 @@ class Program:
       weights = {name: used(name, weight) for name, weight in weights.items()}
       return weights_lib.unflatten(self.lora.merged(weights) if self.lora else weights)
 
-  def _stored(self, values: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
-    """Converts values to tensors, annotated with the split in which devices store them."""
+  def _stored(
+    self, values: Mapping[str, Any], specs: Mapping[str, WeightSpec], update: bool = False
+  ) -> dict[str, tf.Tensor]:
+    """Converts values to tensors, annotated with the split in which devices store or, with `update`, update them."""
     with tf.name_scope('state'):
       tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
-      return {name: xla_sharding.store(value, specs[name].dims) for name, value in tensors.items()}
+      return {name: xla_sharding.store(x, specs[name].dims, update or specs[name].slot) for name, x in tensors.items()}

@@ -68,6 +68,7 @@ class Mesh:
   topology: tuple[int, ...] = ()
   placement: tuple[tuple[int, ...], ...] = ()  # for each mesh axis, the topology axes that it spans, slowest first
   split_dense: bool = False  # each device stores a part of the weights that all share, and gathers it (WEIGHTS_SPLIT)
+  split_update: bool = False  # each device updates such a part, of whole weights (Xu et al., arXiv 2004.13336; ZeRO-1)
   storage: Self | None = None  # mesh of the same devices by which weights are stored between steps; None: this one
 
   def __post_init__(self):
@@ -95,7 +96,7 @@ class Mesh:
       )
 
   @classmethod
-  def parse(cls, text: str, split_dense: bool = False) -> Self:
+  def parse(cls, text: str, split_dense: bool = False, split_update: bool = False) -> Self:
     """Parses 'data:2,expert:4', a mesh of 2 x 4 devices; '' is one device."""
     axes = []
     for part in text.replace(' ', '').split(',') if text else ():
@@ -105,7 +106,7 @@ class Mesh:
           f"a mesh is written 'data:2,expert:4', sizes from 1 to {_MOST_DEVICES:,}; saw {shown(text)}: write it so"
         )
       axes.append((name, int(size)))
-    return cls(tuple(axes), split_dense=split_dense)
+    return cls(tuple(axes), split_dense=split_dense, split_update=split_update)
 
   def __str__(self) -> str:
     return ','.join(f'{name}:{size}' for name, size in self.axes) or 'one device'
@@ -179,9 +180,12 @@ class Mesh:
           f'mesh axis {axes}: use a multiple of {parts}, or --mesh={mesh}'
         )
 
-  def stored_spec(self, shape: Sequence[int], dims: str, name: str = '') -> Spec:
-    """Spec of a weight as stored between steps; UserError, with its name, if the mesh does not divide its shape."""
-    spec = self.spec(dims, WEIGHTS_SPLIT if self.split_dense else WEIGHTS)
+  def stored_spec(self, shape: Sequence[int], dims: str, name: str = '', update: bool = False) -> Spec:
+    """Spec of a weight as stored between steps, or as its `update` and slots are split.
+
+    UserError, with its name, if the mesh does not divide its shape.
+    """
+    spec = self.spec(dims, WEIGHTS_SPLIT if self.split_dense or (update and self.split_update) else WEIGHTS)
     parts = lambda size, letter, names: self._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
     try:
@@ -294,11 +298,11 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
   return shard(x, dims, first=target)
 
 
-def store(x: tf.Tensor, dims: str) -> tf.Tensor:
-  """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored_spec)."""
+def store(x: tf.Tensor, dims: str, update: bool = False) -> tf.Tensor:
+  """Shards a weight as it is stored between steps, or a gradient or slot as the `update` is (Mesh.stored_spec)."""
   if mesh := current():
     mesh = mesh.storage or mesh
-    return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
+    return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims, update=update)))
   return x
 
 

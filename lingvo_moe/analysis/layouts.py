@@ -170,7 +170,7 @@ def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kin
   program = config.program()
   state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
   stored = sum(
-    spec.size * spec.dtype.size // math.prod(map(mesh.size, mesh.stored_spec(spec.shape, spec.dims, name)))
+    spec.size * spec.dtype.size // math.prod(map(mesh.size, mesh.stored_spec(spec.shape, spec.dims, name, spec.slot)))
     for specs in state.values()
     for name, spec in specs.items()
   )

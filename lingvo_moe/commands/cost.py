@@ -50,6 +50,9 @@ _PLACEMENT = flags.DEFINE_string(
 _PLATFORM = flags.DEFINE_enum('platform', 'tpu', ['tpu', 'cpu'], 'tpu: of --topology; cpu: virtual devices of --mesh.')
 _MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
+_SPLIT_UPDATE = flags.DEFINE_bool(
+  'split_update', False, 'Split the update of weights that devices copy, and its slots.'
+)
 _BATCH_TOKENS = flags.DEFINE_integer('batch_tokens', 0, "Source positions of a batch; 0: the model's.", lower_bound=0)
 _PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'eval', 'score', 'encode', 'decode'], 'What to compile.')
 _ROUNDS = flags.DEFINE_integer(
@@ -187,8 +190,8 @@ def _choose(config):
   """Prints the layouts, the cheapest first; returns the exit status."""
   from lingvo_moe.analysis import layouts
 
-  if _MESH.value or _PLACEMENT.value or _SPLIT_DENSE.value:
-    raise UserError('--choose finds the mesh: leave out --mesh, --placement and --split_dense')
+  if _MESH.value or _PLACEMENT.value or _SPLIT_DENSE.value or _SPLIT_UPDATE.value:
+    raise UserError('--choose finds the mesh: leave out --mesh, --placement, --split_dense and --split_update')
   if bool(_TOPOLOGY.value) == bool(_DEVICES.value):
     raise UserError(
       '--choose takes the number of --devices, such as 8, or a --topology, such as v3:2x2; give one of them'
@@ -249,12 +252,14 @@ def _mesh_and_topology(config):
   if _PLATFORM.value == 'cpu':
     if _TOPOLOGY.value or _PLACEMENT.value or not _MESH.value:
       raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology or --placement")
-    return Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value), None
+    return Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value), None
   if not _TOPOLOGY.value:
     raise UserError("--topology says for which TPU, such as 'v3:32x32'; --platform=cpu needs none")
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
-  return place(Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology, _PLACEMENT.value), topology
+  return place(
+    Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value), topology, _PLACEMENT.value
+  ), topology
 
 
 if __name__ == '__main__':

@@ -44,6 +44,9 @@ _STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=
 _TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
 _JSON = flags.DEFINE_string('json', None, 'File for the table as JSON.')
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
+_SPLIT_UPDATE = flags.DEFINE_bool(
+  'split_update', False, 'Split the update of weights that devices copy, and its slots.'
+)
 _DUMP = flags.DEFINE_string('dump', None, 'Internal, set by this command: file for the observation of process 0.')
 _COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this command.')
 _NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
@@ -95,7 +98,7 @@ def observation(mesh: str, bindings):
   options = machine.LOCAL
   if mesh != 'local':
     processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    options = machine.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes)
+    options = machine.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes, split_update=_SPLIT_UPDATE.value)
   return parity.observe(config_of(bindings), machine.connect(options).make_runtime, _STEPS.value)
 
 
@@ -103,7 +106,9 @@ def _of_processes(mesh: str, bindings, count: int):
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'observation')
     command = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'parity', f'--meshes={mesh}', f'--dump={path}']
-    command += [flag.serialize() for flag in (flags.FLAGS[name] for name in ('model', 'steps', 'split_dense'))]
+    command += [
+      flag.serialize() for flag in (flags.FLAGS[name] for name in ('model', 'steps', 'split_dense', 'split_update'))
+    ]
     command += [f'--gin_bindings={b}' for b in bindings]
     if status := launch.launch(command, count):
       raise UserError(f'--mesh={mesh} in {count} processes ended with exit status {status}')

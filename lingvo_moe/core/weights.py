@@ -69,6 +69,7 @@ class WeightSpec:
   factored: str = ''  # the two axis letters over which Adafactor factors the second moment; '' for none
   dtype: tf.DType = tf.float32  # in which the weight is stored
   float32: bool = False  # whether it is used in float32, as weights of gates and norms are; see `cast`
+  slot: bool = False  # whether it is an optimizer slot, which a mesh may split further (Mesh.split_update)
 
   def __post_init__(self):
     check_letters(self.dims)

@@ -11,6 +11,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned, offsets_of_rows, rotate
+from lingvo_moe.layers.remat import keep
 from lingvo_moe.xla_sharding import shard
 
 # Keys and values of flat positions, 'keys' and 'values': [B, N, U, K], or [L, B, N, U, K] those of the layers of a
@@ -128,7 +129,7 @@ class Attention:
     with tf.name_scope('projection'):
       keys_BNUK = _heads_first(ops.linear(x_BUM, theta['wk']))
       values_BNUK = _heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
-      return {'keys': shard(self._rotated(keys_BNUK, positions_BU), 'BNUK'), 'values': shard(values_BNUK, 'BNUK')}
+      return {'keys': keep(self._rotated(keys_BNUK, positions_BU), 'BNUK'), 'values': keep(values_BNUK, 'BNUK')}
 
   def attend(
     self,
@@ -154,7 +155,7 @@ class Attention:
     n = f'B{letters}'
     probs_BnTU = self.weights_of(theta, x_BTM, memory['keys'], mask_BTU, positions_BT, offsets_BTU)
     probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
-    y_BnTK = shard(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, memory['values']), f'{n}TK')
+    y_BnTK = keep(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, memory['values']), f'{n}TK')
     y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
     with tf.name_scope('projection'):
       return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
@@ -175,8 +176,8 @@ class Attention:
     with tf.name_scope('projection'):
       bias = theta['bq'] * scale if self.bias else None
       q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
-      q_BnTK = shard(self._rotated(q_BnTK, positions_BT), f'{n}TK')
-    scores_BnTU = shard(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
+      q_BnTK = keep(self._rotated(q_BnTK, positions_BT), f'{n}TK')
+    scores_BnTU = keep(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     scores_BnTU = tf.cast(scores_BnTU, tf.float32)
     if self.logit_cap:

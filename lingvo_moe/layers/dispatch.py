@@ -19,6 +19,7 @@ from lingvo_moe import ops, xla_sharding
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.sorting import sort
 from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.layers.remat import keep
 from lingvo_moe.ops import backend
 from lingvo_moe.xla_sharding import reshard, shard
 
@@ -79,12 +80,12 @@ class EinsumDispatcher(Dispatcher):
     groups, _, model_dim = sizes(x_GSM)
     x_GECM = shard(tf.reshape(x_GXM, [groups, r.num_experts, r.capacity, model_dim]), 'GECM')
     # Between a tensor split on G and the same split on E lies the paper's AllToAll.
-    return reshard(tf.einsum('GECM->EGCM', x_GECM), 'EGCM', 'G', 'E')
+    return keep(reshard(tf.einsum('GECM->EGCM', x_GECM), 'EGCM', 'G', 'E'), 'EGCM', 'E')
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     r = self.routing
     _, groups, _, model_dim = sizes(y_EGCM)
-    y_GECM = reshard(tf.einsum('EGCM->GECM', y_EGCM), 'GECM', 'E', 'G')
+    y_GECM = keep(reshard(tf.einsum('EGCM->GECM', y_EGCM), 'GECM', 'E', 'G'), 'GECM', 'G')
     y_GXM = tf.reshape(y_GECM, [groups, r.num_experts * r.capacity, model_dim])
     return tf.einsum('GSX,GXM->GSM', tf.cast(self._mask_GSX(r.weight_GSR), y_EGCM.dtype), y_GXM)
 
@@ -99,10 +100,10 @@ class GatherDispatcher(Dispatcher):
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     x_EGCM = self._by_device(GatherDispatcher._dispatch, (x_GSM, 'GSM'), returns='EGCM')
-    return reshard(x_EGCM, 'EGCM', 'G', 'E')
+    return keep(reshard(x_EGCM, 'EGCM', 'G', 'E'), 'EGCM', 'E')
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
-    y_EGCM = reshard(y_EGCM, 'EGCM', 'E', 'G')
+    y_EGCM = keep(reshard(y_EGCM, 'EGCM', 'E', 'G'), 'EGCM', 'G')
     return self._by_device(GatherDispatcher._combine, (y_EGCM, 'EGCM'), returns='GSM')
 
   def _by_device(self, verb: Callable, argument: tuple[tf.Tensor, str], returns: str) -> tf.Tensor:

@@ -17,6 +17,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.dispatch import Dispatched, GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
+from lingvo_moe.layers.remat import keep
 from lingvo_moe.xla_sharding import shard
 
 
@@ -109,7 +110,7 @@ class FeedForwardExperts(SizedExperts):
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     activation = ACTIVATIONS[self.activation]
-    inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
+    inwards = lambda name: keep(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
     biased = lambda y, name: y + theta[name][:, tf.newaxis, tf.newaxis] if self.bias else y
     h_EGCH = biased(inwards('wi'), 'bi')
     h_EGCH = activation.function(inwards('wg')) * h_EGCH if activation.gated else activation.function(h_EGCH)
@@ -134,8 +135,8 @@ class DeepExperts(SizedExperts):
     return {'wi': self._matrix('EMJ'), 'wh': self._matrix('EJH'), 'wo': self._matrix('EHM')}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
-    h_EGCJ = tf.nn.relu(shard(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta['wi']), 'EGCJ'))
-    h_EGCH = tf.nn.relu(shard(ops.product('EGCJ,EJH->EGCH', h_EGCJ, theta['wh']), 'EGCH'))
+    h_EGCJ = tf.nn.relu(keep(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta['wi']), 'EGCJ'))
+    h_EGCH = tf.nn.relu(keep(ops.product('EGCJ,EJH->EGCH', h_EGCJ, theta['wh']), 'EGCH'))
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
+from lingvo_moe.layers.remat import keep
 from lingvo_moe.xla_sharding import shard
 
 
@@ -71,10 +72,12 @@ class FeedForward:
   def __call__(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs [B, T, M]; key None means inference, without dropout."""
     activation = ACTIVATIONS[self.activation]
+    # The gradient needs the input of an activation, from which its output follows.
+    activate = lambda h_BTH: activation.function(keep(h_BTH, 'BTH'))
     if activation.gated:
-      h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta.get('bi')), 'BTH')
-      h_BTH *= shard(ops.linear(x_BTM, theta['wg'], activation=activation.function), 'BTH')
+      h_BTH = keep(ops.linear(x_BTM, theta['wi'], theta.get('bi')), 'BTH')
+      h_BTH *= ops.linear(x_BTM, theta['wg'], activation=activate)
     else:
-      h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta.get('bi'), activation.function), 'BTH')
+      h_BTH = ops.linear(x_BTM, theta['wi'], theta.get('bi'), activate)
     h_BTH = prng.dropout(h_BTH, self.dropout, key)
     return shard(ops.linear(h_BTH, theta['wo'], theta.get('bo')), 'BTM')

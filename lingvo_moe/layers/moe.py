@@ -15,6 +15,7 @@ from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import Top2
+from lingvo_moe.layers.remat import unkept
 from lingvo_moe.xla_sharding import shard
 
 _TOP2 = Top2()
@@ -128,7 +129,7 @@ class MoE:
     experts = {name: theta[name] for name in self.experts.weights()}
     if dropless and not routing.every_expert:
       slots = slots_for(self.round_capacity_factor)
-      y_GSM, rounds = ops.sum_over_rounds(through_experts, x_GSM, experts, routing, slots)
+      y_GSM, rounds = ops.sum_over_rounds(unkept(through_experts), x_GSM, experts, routing, slots)
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
     else:
       chunks = routing.chunks(1 if key is None else self.capacity_chunks)

@@ -1,19 +1,92 @@
 """Rematerialisation: intermediate values of a function are dropped, and recomputed for its gradient.
 
 Chen et al. (2016), 'Training deep nets with sublinear memory cost': more time, less memory.
+
+Layers mark by `keep` what a loop over blocks may save for its gradient: results of matrix products, tokens that were
+sent between devices, choices of gates. All other values follow from these elementwise, or by a sum along an axis. The
+loop over the gradients runs each block again, and gives the saved values in place of those that it computes. XLA then
+drops whatever made them.
 """
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.ops.custom_gradient import pull_back
 
-# 'none': all values are kept; 'block': only the input of each layer, or of each block of a scanned stack; 'attention':
-# all values but those inside attention.
-POLICIES = ('none', 'block', 'attention')
+# 'none': all values are kept, in a scanned stack those that `keep` marks; 'block': only the input of each layer, or of
+# each block of a scanned stack; 'attention': as 'none', but for those inside attention.
+POLICIES = ('none', 'attention', 'block')
+
+
+class Kept(NamedTuple):
+  """Activation that `keep` has marked, with its other arguments."""
+
+  x: tf.Tensor
+  dims: str
+  first: str
+
+  def shard(self, x: tf.Tensor, stacked: str = '') -> tf.Tensor:
+    """Shards a tensor of these axes, with others before them, as this activation is."""
+    return xla_sharding.shard(x, stacked + self.dims, self.first)
+
+
+_marked: contextvars.ContextVar[Callable[[Kept], tf.Tensor] | None] = contextvars.ContextVar('marked', default=None)
+
+
+def keep(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
+  """Shards an activation (xla_sharding.shard), and marks it as one that is kept for the gradient."""
+  kept = Kept(xla_sharding.shard(x, dims, first), dims, first)
+  return kept.x if _marked.get() is None else _marked.get()(kept)
+
+
+def unkept(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function, in which `keep` marks nothing."""
+
+  def run(*args):
+    with _marking(None):
+      return function(*args)
+
+  return run
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Kept]]:
+  """Records what `keep` marks in the block."""
+  made = []
+
+  def record(kept):
+    made.append(kept)
+    return kept.x
+
+  with _marking(record):
+    yield made
+
+
+def giving(values: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+  """Gives these values, in order, in place of what `keep` marks in the block; what is marked after the last stays."""
+  left = iter(values)
+
+  def give(kept):
+    value = next(left, None)
+    if value is None or not value.dtype.is_floating:
+      return kept.x if value is None else value
+    return tf.custom_gradient(lambda _: (tf.identity(value), lambda dy: dy))(kept.x)
+
+  return _marking(give)
+
+
+@contextlib.contextmanager
+def _marking(mark: Callable[[Kept], tf.Tensor] | None) -> Iterator[None]:
+  token = _marked.set(mark)
+  try:
+    yield
+  finally:
+    _marked.reset(token)
 
 
 def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
@@ -22,7 +95,7 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
   Values that the function closes over get no gradient.
   """
   flat_args = tf.nest.flatten(args)
-  call = lambda *flat: function(*tf.nest.pack_sequence_as(args, flat))
+  call = unkept(lambda *flat: function(*tf.nest.pack_sequence_as(args, flat)))
   structure = []
   scope = tf.get_current_name_scope()
 

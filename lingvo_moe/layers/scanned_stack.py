@@ -1,7 +1,7 @@
 """Scanned stack: one loop over equal blocks of layers, a program as large as a block.
 
-Weights and caches are stacked on a leading axis L. In training the loop keeps the input of every block, and its
-gradient is a second loop, backwards, which runs each block again and differentiates it (see remat.py).
+Weights and caches are stacked on a leading axis L. In training the loop keeps the input of every block, and by policy
+more (see remat.py). Its gradient is a second loop, backwards, which runs each block again and differentiates it.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import results_of
 from lingvo_moe.core.weights import Specs, Theta
-from lingvo_moe.layers.remat import again
+from lingvo_moe.layers import remat as remat_lib
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.ops.custom_gradient import pull_back
@@ -72,7 +72,8 @@ class ScannedStack(Stack):
         routed |= {name: routing.routed} if layer.is_moe else {}
       return x_BTM, routed
 
-    x_BTM, by_block = scan(run_block, x_BTM, [memory_BUM] if self.cross_attention else [], theta, specs)
+    shared, remat = [memory_BUM] if self.cross_attention else [], 'block' if key is None else self.remat
+    x_BTM, by_block = scan(run_block, x_BTM, shared, theta, specs, remat)
     routed = {}
     for name, of_blocks in by_block.items():
       for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
@@ -113,7 +114,7 @@ class ScannedStack(Stack):
 
 
 def scan(
-  block: Block, x_BTM: tf.Tensor, shared: Sequence[tf.Tensor], theta: Theta, specs: Specs
+  block: Block, x_BTM: tf.Tensor, shared: Sequence[tf.Tensor], theta: Theta, specs: Specs, remat: str = 'block'
 ) -> tuple[tf.Tensor, Any]:
   """Scan: runs blocks 0, 1, ... L - 1 in a loop.
 
@@ -123,6 +124,7 @@ def scan(
     shared: tensors [B, ...] that are inputs of every block and get a gradient.
     theta: weights [L, ...] of all blocks, and possibly others.
     specs: specifications of one block's weights.
+    remat: policy of remat.POLICIES.
 
   Returns:
     (output of the last block, auxiliary outputs of the blocks stacked on a leading axis L).
@@ -131,7 +133,14 @@ def scan(
   names = list(specs)
   count = weights[names[0]].shape[0]
   scope = tf.get_current_name_scope()
-  aux_specs = results_of(lambda: block(tf.constant(0), x_BTM, shared, weights_lib.unflatten(_at(weights, specs, 0)))[1])
+  marks: list[remat_lib.Kept] = []
+
+  def recorded(*args):
+    """Results of the block, and what it marks but for its output, which the next block keeps as its input."""
+    with remat_lib.recording() as made:
+      x, auxiliary = run_block(*args)
+    marks[:] = [kept for kept in made if kept.x is not x and remat != 'block']
+    return x, auxiliary, [kept.x for kept in marks]
 
   def run_block(number, x, *flat, under=f'{scope}/' if scope else ''):
     # The body of a loop is a graph of its own, whose name scopes begin anew; tools group compiled operations by scope.
@@ -139,20 +148,25 @@ def scan(
       own = weights_lib.unflatten(dict(zip(names, flat[len(shared) :], strict=True)))
       return block(number, x, flat[: len(shared)], own)
 
+  first_block = lambda: recorded(tf.constant(0), x_BTM, *shared, *_at(weights, specs, 0).values())[1:]
+  aux_specs, kept_specs = results_of(first_block)
+  arrays_of = lambda specs: [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(specs)]
+  write = lambda arrays, number, values: [a.write(number, v) for a, v in zip(arrays, values, strict=True)]
+
   @tf.custom_gradient
   def run(x, *flat):
     stacked = dict(zip(names, flat[len(shared) :], strict=True))
 
-    def forward(number, x, inputs, auxiliary):
+    def forward(number, x, inputs, auxiliary, kept):
       inputs = inputs.write(number, shard(x, 'BTM'))
-      x, values = run_block(number, x, *flat[: len(shared)], *_at(stacked, specs, number).values())
-      auxiliary = [array.write(number, value) for array, value in zip(auxiliary, tf.nest.flatten(values), strict=True)]
-      return shard(x, 'BTM'), inputs, auxiliary
+      x, values, marked = recorded(number, x, *flat[: len(shared)], *_at(stacked, specs, number).values())
+      return shard(x, 'BTM'), inputs, write(auxiliary, number, tf.nest.flatten(values)), write(kept, number, marked)
 
     inputs = tf.TensorArray(x.dtype, count, element_shape=x.shape)
-    auxiliary = [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(aux_specs)]
-    y, inputs, auxiliary = counted(count, forward, x, inputs, auxiliary, scope='')
+    begin = x, inputs, arrays_of(aux_specs), arrays_of(kept_specs)
+    y, inputs, auxiliary, kept = counted(count, forward, *begin, scope='')
     inputs_LBTM = shard(inputs.stack(), 'LBTM')
+    kept = [mark.shard(array.stack(), 'L') for mark, array in zip(marks, kept, strict=True)]
 
     def grad(dy, *daux):
       def backward(done, dx, dshared, dweights):
@@ -162,14 +176,18 @@ def scan(
           *flat[: len(shared)],
           *_at(stacked, specs, number).values(),
         ]
-        dx, *grads = pull_back(
-          lambda *args: run_block(number, *args, under=again(scope)),
-          block_args,
-          [dx, *(dvalue[number] for dvalue in daux)],
-        )
+        values = [mark.shard(stacked[number]) for mark, stacked in zip(marks, kept, strict=True)]
+        with remat_lib.giving(values):
+          dx, *grads = pull_back(
+            lambda *args: run_block(number, *args, under=remat_lib.again(scope)),
+            block_args,
+            [dx, *(dvalue[number] for dvalue in daux)],
+          )
         # Gradients of shared tensors are sums over many blocks: in float32 whatever type the tensors have.
         dshared = [total + tf.cast(g, total.dtype) for total, g in zip(dshared, grads)]
-        stored = [xla_sharding.store(g, s.dims) for g, s in zip(grads[len(shared) :], specs.values(), strict=True)]
+        stored = [
+          xla_sharding.store(g, s.dims, update=True) for g, s in zip(grads[len(shared) :], specs.values(), strict=True)
+        ]
         dweights = [array.write(number, g) for array, g in zip(dweights, stored, strict=True)]
         return shard(dx, 'BTM'), dshared, dweights
 
@@ -177,7 +195,9 @@ def scan(
       dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
       dx, dshared, dweights = counted(count, backward, dy, dshared, dweights, scope='gradient_tape')
       dshared = [tf.cast(total, s.dtype) for total, s in zip(dshared, shared, strict=True)]
-      whole = [xla_sharding.store(a.stack(), 'L' + s.dims) for a, s in zip(dweights, specs.values(), strict=True)]
+      whole = [
+        xla_sharding.store(a.stack(), 'L' + s.dims, update=True) for a, s in zip(dweights, specs.values(), strict=True)
+      ]
       return dx, *dshared, *whole
 
     return [y, *(array.stack() for array in auxiliary)], grad

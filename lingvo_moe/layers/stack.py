@@ -33,7 +33,7 @@ class Stack(Branches):
     ffn: feed-forward of the layers without experts.
     moe: feed-forward of the layers with experts; None: no layer has any.
     moe_every: see above.
-    remat: policy of remat.POLICIES. A scanned block is always rematerialised.
+    remat: policy of remat.POLICIES.
     causal: whether no position attends to a later one; with cross-attention none does in any case.
     shared_relative: whether all layers have one table of relative position biases, as in T5.
   """

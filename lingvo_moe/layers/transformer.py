@@ -13,7 +13,7 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
-from lingvo_moe.layers.remat import rematerialised
+from lingvo_moe.layers.remat import keep, rematerialised
 
 # Cache of a decoder layer, or of the equal layers of a scanned stack: 'self', and 'memory', which is constant.
 LayerCache = dict[str, Cache]
@@ -176,8 +176,9 @@ class Layer(Branches):
 
   def _add(self, x_BTM: tf.Tensor, theta: Theta, y_BTM: tf.Tensor, key: tf.Tensor | None, branch: str) -> tf.Tensor:
     """Residual: x plus the output of a branch, which is normalised if there is a second norm, then dropped out."""
-    y_BTM = self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
+    y_BTM = self.norm(theta['post_norm'], keep(y_BTM, 'BTM')) if self.post_norm else y_BTM
     x_BTM = ops.residual(x_BTM, prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual')))
+    x_BTM = keep(x_BTM, 'BTM')
     return x_BTM if self.norm_first else self.norm(theta['norm'], x_BTM)
 
   def _input(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:

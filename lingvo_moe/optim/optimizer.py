@@ -48,4 +48,4 @@ def clip_by_global_norm(grads: Mapping[str, tf.Tensor], limit: float) -> tuple[d
 def zeros(spec: WeightSpec, drop: str = '') -> WeightSpec:
   """Optimizer slot of zeros with the axes of a weight, except those in `drop`."""
   kept = [(size, letter) for size, letter in zip(spec.shape, spec.dims, strict=True) if letter not in drop]
-  return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))
+  return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0), slot=True)

@@ -59,7 +59,7 @@ class Lowering:
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
     """Sharding of a weight or optimizer slot as it is stored between steps."""
     mesh = self.mesh.storage or self.mesh
-    return self.sharding(mesh.stored_spec(spec.shape, spec.dims, name), mesh)
+    return self.sharding(mesh.stored_spec(spec.shape, spec.dims, name, spec.slot), mesh)
 
   def state(self) -> dict:
     """Shapes, types and shardings of the program's state."""
@@ -85,7 +85,7 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
   """Raises UserError, before anything is compiled, if the mesh does not divide the program's weights or groups."""
   specs = {**program.weight_specs, **program.slot_specs}
   for name, spec in specs.items():
-    mesh.stored_spec(spec.shape, spec.dims, name)
+    mesh.stored_spec(spec.shape, spec.dims, name, spec.slot)
   if any('E' in spec.dims for spec in specs.values()):
     try:
       mesh.check((program.num_groups // program.micro_batches,), 'G', mesh.spec('G', xla_sharding.ACTIVATIONS))

@@ -202,7 +202,7 @@ class SpmdRuntime(Runtime):
 
     @functools.cache
     def maker(spec, sharding):
-      values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims)
+      values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims, spec.slot)
       return jax.jit(lowering.traced(values, self.mesh), out_shardings=sharding)
 
     key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()

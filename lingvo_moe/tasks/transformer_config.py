@@ -375,8 +375,6 @@ class TransformerConfig(ModelConfig):
     super()._check_combinations()
     if self.expert_bias and self.expert not in ACTIVATIONS:
       fields.refuse(self, 'expert_bias', f'False with expert={self.expert!r}', 'it is for feed-forward experts')
-    if self.scan_layers and self.remat != 'block':
-      fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
 
   def attention(self, **values: Any) -> Attention:
     """Attention of every layer; `values` are fields of it."""

@@ -67,7 +67,7 @@ def save(
   for x in batch.values():
     mesh.check(x.shape[:1], 'B', rows)
   stored = lambda specs: {
-    name: _described(mesh, s.shape, s.dtype.as_numpy_dtype, mesh.stored_spec(s.shape, s.dims, name))
+    name: _described(mesh, s.shape, s.dtype.as_numpy_dtype, mesh.stored_spec(s.shape, s.dims, name, s.slot))
     for name, s in specs.items()
   }
   spec = {
@@ -121,7 +121,7 @@ def _init(program: Program) -> Callable:
 
   def init(keys):
     initial = lambda specs, keys: {
-      name: xla_sharding.store(spec.init(keys[name], spec), spec.dims) for name, spec in specs.items()
+      name: xla_sharding.store(spec.init(keys[name], spec), spec.dims, spec.slot) for name, spec in specs.items()
     }
     return {
       'step': tf.zeros([], tf.int32),

@@ -13,7 +13,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Specs, Theta, Uniform, WeightSpec, glorot_uniform
 from lingvo_moe.layers.gates.routing import Routing, RoutingStats
-from lingvo_moe.xla_sharding import shard
+from lingvo_moe.layers.remat import keep
 
 
 class Gate(abc.ABC):
@@ -93,7 +93,7 @@ def gate_weight(model_dim: int, num_experts: int, scale: float = 1.0) -> WeightS
 
 def gate_logits(weight_ME: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:
   """Logits [G, S, E] of a linear gate. float32: bfloat16 makes ties, and ties misroute."""
-  return shard(ops.product('GSM,ME->GSE', x_GSM, tf.cast(weight_ME, tf.float32)), 'GSE')
+  return keep(ops.product('GSM,ME->GSE', x_GSM, tf.cast(weight_ME, tf.float32)), 'GSE')
 
 
 def expert_capacity(group_size: Size | tf.Tensor, num_experts: int, capacity_factor: float) -> Size:
@@ -120,7 +120,7 @@ def top_choices(logits_GSE: tf.Tensor, k: int) -> tf.Tensor:
     chosen.append(tf.argmax(logits_GSE, axis=-1, output_type=tf.int32))
     hot_GSE = tf.one_hot(chosen[-1], num_experts, on_value=True, off_value=False)
     logits_GSE = tf.where(hot_GSE, -math.inf, logits_GSE)
-  return tf.stack(chosen, axis=-1)
+  return keep(tf.stack(chosen, axis=-1), 'GSR')
 
 
 def at_choices(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
@@ -158,7 +158,7 @@ def route(
   """
   with tf.name_scope('cumsum'):
     slot_GSR, length_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
-  kept_GSR = taken_GSR
+  slot_GSR, kept_GSR = keep(slot_GSR, 'GSR'), taken_GSR
   if capacity is not None:
     kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)
     length_GE = tf.minimum(length_GE, capacity)
