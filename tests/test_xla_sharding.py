@@ -92,6 +92,15 @@ def test_a_dense_weight_is_split_in_as_many_parts_as_have_8_rows():
     mesh.stored_spec((4, 6, 5), 'EMH', 'wi')
 
 
+def test_an_update_may_be_split_where_weights_are_copied():
+  mesh = Mesh.parse('data:2,expert:8', split_update=True)
+  assert mesh.stored_spec((128, 5), 'MH') == ((), ())
+  assert mesh.stored_spec((128, 5), 'MH', update=True) == (('data', 'expert'), ())
+  assert mesh.stored_spec((8, 16, 5), 'EMH', update=True) == (('expert',), ('data',), ())
+  whole = Mesh.parse('data:2,expert:8')
+  assert whole.stored_spec((128, 5), 'MH', update=True) == ((), ())
+
+
 def test_neighbours_along_an_axis_hold_the_parts_and_the_others_copies():
   mesh = Mesh.parse('expert:4', split_dense=True)
   spec = mesh.stored_spec((16, 5), 'MH')

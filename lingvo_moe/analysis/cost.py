@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.hlo_collectives import Collective
 from lingvo_moe.analysis.parts import PARTS, PHASES, layer_of, part_of, phase_of
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime, Compiled
@@ -111,6 +112,12 @@ class Report:
     seconds = self.step_seconds_compiler or self.step_seconds_roofline
     return self.batch_tokens / seconds if seconds else None
 
+  def seconds_of(self, phase: str) -> float | None:
+    """Roofline seconds of a phase, one of PHASES; None without a chip."""
+    parts = self.phases[phase].values()
+    timed = self.step_seconds_roofline is not None
+    return sum(part.compute_seconds + part.collective_seconds for part in parts) if timed else None
+
   def to_json(self) -> dict[str, Any]:
     """Report as plain values, for JSON."""
     rows = {name: [row._asdict() for row in getattr(self, name)] for name in ('largest', 'collectives', 'placements')}
@@ -152,6 +159,28 @@ def estimate(
     advice=[] if fits else advice(config, mesh, fields['memory_per_device'], fields['largest'], program),
     **fields,
   )
+
+
+def choose_remat(
+  name: str,
+  config: ModelConfig,
+  mesh: Mesh,
+  topology: chips.Topology | None = None,
+  progress: Callable[[str], None] = lambda policy: None,
+) -> dict[str, Report]:
+  """Reports of the train step by policy of remat.POLICIES: those that fit first, the fastest of them first.
+
+  Arguments are those of `estimate`; `progress` is called with each policy before its program is compiled. Without a
+  topology, programs are compared by their FLOPs.
+  """
+  if not hasattr(config, 'remat'):
+    raise UserError(f'{name} has no layers to rematerialise: leave out --choose_remat')
+  reports = {}
+  for policy in POLICIES:
+    progress(policy)
+    reports[policy] = estimate(name, dataclasses.replace(config, remat=policy), mesh, topology)
+  cost = lambda report: report.step_seconds_compiler or report.step_seconds_roofline or report.flops
+  return dict(sorted(reports.items(), key=lambda item: (not item[1].fits, cost(item[1]))))
 
 
 def for_program(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> ModelConfig:

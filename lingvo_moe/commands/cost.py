@@ -13,6 +13,10 @@ encoder, of a model that has one) or decode (flat beam search, counted as max_le
 no token. Their MoE layers make as many rounds over the experts as the longest queue needs; --rounds states how many to
 assume.
 
+--choose_remat compiles the train step with each policy of the field `remat`: 'none' keeps the results of all matrix
+products for the gradient, 'attention' those outside attention, 'block' only the inputs of blocks of layers. It prints
+time, recomputation and memory of each, the fastest that fits first.
+
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
 v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
 devices, without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many
@@ -59,6 +63,9 @@ _ROUNDS = flags.DEFINE_integer(
   'rounds', 1, 'Rounds over the experts in each MoE layer where no token is dropped; 1: perfect balance.', lower_bound=1
 )
 _CHOOSE = flags.DEFINE_bool('choose', False, 'Compile every layout of the devices, and print the cheapest first.')
+_CHOOSE_REMAT = flags.DEFINE_bool(
+  'choose_remat', False, 'Compile the train step under every policy of remat, and print the fastest that fits first.'
+)
 _DEVICES = flags.DEFINE_integer('devices', 0, 'For --choose without --topology: number of virtual devices of this CPU.')
 _LAYOUTS = flags.DEFINE_list('layouts', [], "For --choose: layouts such as 'EP,EP+DP'; all by default.")
 _BINDINGS = values.define('max_length=128')
@@ -163,6 +170,8 @@ def main():
   if _BATCH_TOKENS.value and _PROGRAM.value == 'train':
     bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
   config = configuration.resolve(_MODEL.value, [], bindings)
+  if _CHOOSE.value and _CHOOSE_REMAT.value:
+    raise UserError('--choose finds a mesh, and --choose_remat is for one: choose the mesh first')
   if _CHOOSE.value:
     return _choose(config)
   if _DEVICES.value or _LAYOUTS.value:
@@ -170,6 +179,8 @@ def main():
   mesh, topology = _mesh_and_topology(config)
   from lingvo_moe.analysis import cost
 
+  if _CHOOSE_REMAT.value:
+    return _choose_remat(config, mesh, topology)
   if _PROGRAM.value != 'train':
     config = cost.for_program(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
   with working(f'tracing and compiling {_MODEL.value}, {_PROGRAM.value}, for {topology or mesh}'):
@@ -184,6 +195,34 @@ def _write(page, values) -> None:
   app.write_json(_JSON.value, values)
   if _MARKDOWN.value:
     pathlib.Path(_MARKDOWN.value).write_text(page(markdown=True) + '\n', encoding='utf-8')
+
+
+def _choose_remat(config, mesh, topology):
+  """Prints the policies of rematerialisation, the fastest that fits first; returns the exit status."""
+  from lingvo_moe.analysis import cost
+
+  if _PROGRAM.value != 'train':
+    raise UserError(f'--choose_remat is for --program=train; saw {_PROGRAM.value}: only training has gradients')
+  progress = lambda policy: print(f'compiling with remat={policy}', file=sys.stderr, flush=True)
+  reports = cost.choose_remat(_MODEL.value, config, mesh, topology, progress)
+  title = f'{_MODEL.value}, rematerialisation on {topology or mesh}'
+  _write(functools.partial(_policies, reports, title), {policy: report.to_json() for policy, report in reports.items()})
+  return 0 if any(report.fits for report in reports.values()) else 1
+
+
+def _policies(reports, title: str, markdown: bool = False) -> str:
+  """Policies of rematerialisation as text or Markdown: a table, and the fastest that fits."""
+  rows, timed = [], all(report.step_seconds_roofline is not None for report in reports.values())
+  for policy, report in reports.items():
+    again = sum(part.flops for part in report.phases['rematerialisation'].values()) / max(report.flops, 1)
+    seconds = report.step_seconds_compiler or report.step_seconds_roofline
+    times = [f'{seconds:.4g}', _ms(report.seconds_of('rematerialisation'))] if timed else []
+    row = [f'--set remat={policy}', *times, f'{again:.1%}', f'{report.memory_per_device.total / _GIB:.4g}']
+    rows.append([*row, 'yes' if report.fits else 'no'])
+  columns = 'flags', *(('s a step', 'ms recomputing') if timed else ()), 'of FLOPs', 'GiB a device', 'fits'
+  policy, report = next(iter(reports.items()))
+  note = f'Fastest that fits: --set remat={policy}.' if report.fits else 'No policy fits.'
+  return _page(title, [('', columns, rows)], [note], markdown)
 
 
 def _choose(config):

@@ -350,7 +350,8 @@ class TransformerConfig(ModelConfig):
   )
   remat: str = field(
     'none',
-    'Activations that backprop recomputes. block: all of a layer but its input; attention: those inside attention.',
+    'Activations that backprop recomputes. none: no matrix product; attention: those inside attention; block: all of a '
+    'layer, or of a block of a scanned stack, but its input.',
     choices=POLICIES,
     may_change=True,
   )

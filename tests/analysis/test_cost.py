@@ -42,6 +42,7 @@ MOE = dataclasses.replace(registry.get('mt.m4.MoE2048E36LTiny')(), **SMALL)
 DENSE = dataclasses.replace(MOE, num_experts=0)
 MIXED = dataclasses.replace(MOE, encoder_layers=2, decoder_layers=2, moe_every=2)
 SCANNED_MOE = dataclasses.replace(MOE, **SCANNED)
+KEPT_MOE = dataclasses.replace(SCANNED_MOE, remat='none')
 LIMIT = 600  # bytes, above which no tensor of these sizes may be gathered
 
 
@@ -51,6 +52,7 @@ def on_cpu():
     'moe': cost.estimate('moe', MOE, Mesh.parse('expert:4')),
     'dense': cost.estimate('dense', DENSE, Mesh.parse('data:4')),
     'scanned': cost.estimate('scanned', SCANNED_MOE, Mesh.parse('expert:4')),
+    'kept': cost.estimate('kept', KEPT_MOE, Mesh.parse('expert:4')),
     'mixed': cost.estimate('mixed', MIXED, Mesh.parse('expert:4')),
   }
 
@@ -62,7 +64,7 @@ def test_flops_by_part_are_those_of_the_formula(on_cpu, name, config):
   assert 4 * on_cpu[name].flops == sum(found.values())
 
 
-@pytest.mark.parametrize('name, config', [('moe', MOE), ('scanned', SCANNED_MOE)])
+@pytest.mark.parametrize('name, config', [('moe', MOE), ('scanned', SCANNED_MOE), ('kept', KEPT_MOE)])
 def test_flops_by_phase_are_those_of_the_formula(on_cpu, name, config):
   found = {
     phase: {part: 4 * cost.flops for part, cost in parts.items()} for phase, parts in on_cpu[name].phases.items()
@@ -78,12 +80,43 @@ def test_flops_by_phase_are_those_of_the_formula(on_cpu, name, config):
 
 
 def test_collectives_are_of_a_phase(on_cpu):
-  phases = collections.Counter()
-  for c in on_cpu['scanned'].collectives:
-    if c.kind == 'all-to-all':
-      phases[c.phase] += c.count
-  assert phases == {'forward': 8, 'rematerialisation': 8, 'backward': 8}  # two of each of 4 layers
+  exchanges = {'scanned': collections.Counter(), 'kept': collections.Counter()}
+  for name, phases in exchanges.items():
+    for c in on_cpu[name].collectives:
+      if c.kind == 'all-to-all':
+        phases[c.phase] += c.count
+  # Two of each of 4 layers; tokens that were kept are not sent again.
+  assert exchanges['scanned'] == {'forward': 8, 'rematerialisation': 8, 'backward': 8}
+  assert exchanges['kept'] == {'forward': 8, 'backward': 8}
   assert {c.phase for c in on_cpu['dense'].collectives if c.part == 'optimiser'} == {'update'}
+
+
+def test_a_scanned_stack_that_recomputes_no_product_keeps_more(on_cpu):
+  kept, again = (on_cpu[name].memory_per_device.activations for name in ('kept', 'scanned'))
+  hidden = 4 * 4 * 2 * 64 * 64  # bytes of the hidden layer of the experts in 4 layers, 2 slots for each of 64 tokens
+  assert kept > again + hidden
+
+
+def test_the_fastest_policy_of_rematerialisation_that_fits_comes_first(monkeypatch, on_cpu):
+  refused = dataclasses.replace(on_cpu['kept'], fits=False, refused='too large')
+  of = {'none': refused, 'attention': on_cpu['kept'], 'block': on_cpu['scanned']}
+  monkeypatch.setattr(cost, 'estimate', lambda name, config, mesh, topology: of[config.remat])
+  tried = []
+  reports = cost.choose_remat('scanned', SCANNED_MOE, Mesh.parse('expert:4'), progress=tried.append)
+  assert tried == ['none', 'attention', 'block'] and list(reports) == ['attention', 'block', 'none']
+  assert reports['block'].flops > reports['attention'].flops
+  recurrent = registry.get('lm.moe_lstm.Tiny')()
+  with pytest.raises(UserError, match='has no layers to rematerialise'):
+    cost.choose_remat('lm.moe_lstm.Tiny', recurrent, Mesh.parse('expert:4'))
+
+
+@pytest.mark.slow
+def test_the_command_compares_policies_of_rematerialisation(tmp_path):
+  flags = ['--model=mt.m4.MoE128E12LTiny', '--choose_remat', '--platform=cpu', '--mesh=expert:2']
+  done = run(*flags, f'--json={tmp_path}/policies.json')
+  assert done.returncode == 0 and done.stdout.endswith('Fastest that fits: --set remat=none.\n'), done.stderr
+  told = json.loads((tmp_path / 'policies.json').read_text())
+  assert list(told) == ['none', 'attention', 'block'] and told['block']['flops'] > told['none']['flops']
 
 
 def test_a_device_holds_its_part_of_the_experts_and_all_else(on_cpu):

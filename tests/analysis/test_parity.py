@@ -51,6 +51,7 @@ MODELS['regularised'] = dataclasses.replace(
   router_z_loss_weight=0.01,
   experts_in='encoder',
 )
+MODELS['scanned, kept'] = dataclasses.replace(SCANNED, remat='none', dispatch='einsum')
 GATES = {
   'soft': {},
   'noisy_top_k': {'num_experts': 4},
@@ -71,13 +72,13 @@ MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None,
 
 
 @functools.cache
-def observed(model, mesh, split_dense=False):
-  options = RuntimeOptions('spmd', mesh, split_dense) if mesh else machine.LOCAL
+def observed(model, mesh, split_dense=False, split_update=False):
+  options = RuntimeOptions('spmd', mesh, split_dense, split_update=split_update) if mesh else machine.LOCAL
   return parity.observe(MODELS[model], machine.connect(options).make_runtime)
 
 
-def assert_agree(model, mesh, split_dense=False, tolerance=1e-5):
-  row = parity.compare(observed(model, 'data:1'), observed(model, mesh, split_dense))
+def assert_agree(model, mesh, split_dense=False, tolerance=1e-5, split_update=False):
+  row = parity.compare(observed(model, 'data:1'), observed(model, mesh, split_dense, split_update))
   assert row.agrees(tolerance), row
   return row
 
@@ -183,6 +184,24 @@ def test_evaluation_and_scores_in_rounds_are_those_of_the_local_runtime(model):
 
 def test_dense_weights_may_be_split():
   assert_agree('moe', 'data:2,expert:2', split_dense=True)
+
+
+@pytest.mark.parametrize(
+  'model, mesh',
+  [
+    ('moe', 'data:2,expert:2'),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (('moe', 'expert:2'), ('dense', 'data:2'))),
+  ],
+)
+def test_the_update_may_be_split(model, mesh):
+  assert_agree(model, mesh, split_update=True)
+
+
+@pytest.mark.slow
+def test_the_update_of_a_scanned_stack_that_keeps_all_may_be_split():
+  row = assert_agree('scanned, kept', 'data:2,expert:2', tolerance=5e-5, split_update=True)
+  assert max(row.loss, row.gradients, row.slots) <= 1e-5
+  assert row.collectives['all-to-all'] == 2 * 4  # nothing is made again
 
 
 @pytest.mark.parametrize('split_dense', [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -11,6 +11,7 @@ import tensorflow as tf
 from random_theta import theta_of
 
 from lingvo_moe.core import prng, weights
+from lingvo_moe.layers import remat
 from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import gate_weight
@@ -149,11 +150,29 @@ def test_a_scanned_stack_equals_the_unrolled_one(every, training, shapes):
   assert_same(output_and_gradients(scanned, stacked(theta, scanned), key, shapes=shapes), expected)
 
 
-@pytest.mark.parametrize('remat', ['block', 'attention'])
-def test_rematerialising_changes_no_number(remat):
-  theta, key = theta_of(DEEP), prng.key(3)
+@pytest.mark.parametrize(
+  'kind, policy', [(Stack, 'block'), (Stack, 'attention'), (ScannedStack, 'block'), (ScannedStack, 'attention')]
+)
+def test_rematerialising_changes_no_number(kind, policy):
+  stack, key = kind(**{**vars(DEEP), 'remat': policy}), prng.key(3)
   expected = unrolled_output_and_gradients(DEEP)
-  assert_same(output_and_gradients(dataclasses.replace(DEEP, remat=remat), theta, key, shapes='eager'), expected)
+  assert_same(output_and_gradients(stack, stacked(theta_of(DEEP), stack), key, shapes='eager'), expected)
+
+
+def test_a_value_that_is_kept_replaces_the_one_that_is_computed_again():
+  x = tf.constant([1.0, 2.0])
+  square = lambda x: 3 * remat.keep(remat.keep(x * x, 'M') + 1, 'M')
+  with remat.recording() as made:
+    square(x)
+  assert [kept.x.numpy().tolist() for kept in made] == [[1, 4], [2, 5]]
+  with remat.recording() as made:
+    remat.unkept(square)(x)
+  assert not made
+  with tf.GradientTape() as tape, remat.giving([tf.constant([10.0, 20.0])]):
+    tape.watch(x)
+    y = square(x)
+  assert y.numpy().tolist() == [33, 63]  # 3 (10 + 1): the second is not given
+  assert tape.gradient(y, x).numpy().tolist() == [6, 12]  # 3 * 2 x, as if nothing had been replaced
 
 
 @pytest.mark.parametrize(

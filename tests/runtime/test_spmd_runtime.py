@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe import machine, xla_sharding
+from lingvo_moe.analysis import hlo, hlo_collectives
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.machine import RuntimeOptions
@@ -36,8 +37,9 @@ CONFIG = registry.get('mt.cldr.Tiny')(
 WI = 'encoder/layer_00/moe/wi'  # [8, 32, 64]
 
 
-def runtime_on(mesh, config=CONFIG, split_dense=False):
-  return machine.connect(RuntimeOptions('spmd', mesh, split_dense)).make_runtime(config.program())
+def runtime_on(mesh, config=CONFIG, split_dense=False, split_update=False):
+  options = RuntimeOptions('spmd', mesh, split_dense, split_update=split_update)
+  return machine.connect(options).make_runtime(config.program())
 
 
 def parts_of(runtime, name):
@@ -65,6 +67,34 @@ def test_no_device_holds_more_than_the_rules_give_it(mesh, split_dense, expert_p
   assert parts_of(runtime, 'encoder/layer_00/attention/wq') == {dense_part}
   moments = runtime.state()['slots'][WI + '/mean'].addressable_shards
   assert {shard.data.shape for shard in moments} == {expert_part}
+
+
+def test_an_update_that_is_split_has_equal_numbers_and_resumes_either_way(tmp_path):
+  config = dataclasses.replace(CONFIG, optimizer='adafactor', schedule='constant', learning_rate=0.01, clip_norm=1.0)
+  batches = [random_batch(config, seed, full=False) for seed in range(3)]
+  whole, split = runtime_on('data:2', config), runtime_on('data:2', config, split_update=True)
+  losses = {}
+  for one, other in ((whole, split), (split, whole)):
+    one.init()
+    checkpoints = Checkpoints(str(tmp_path / str(one is split)))
+    begun = [float(one.train_step(batch)['loss']) for batch in batches[:2]]
+    checkpoints.save(one)
+    warm_start.resume(other, checkpoints, 2)
+    for name, value in arrays(other).items():
+      np.testing.assert_array_equal(value, arrays(one)[name], err_msg=name)
+    losses[one] = [*begun, float(other.train_step(batches[2])['loss'])]
+  np.testing.assert_allclose(losses[whole], losses[split], rtol=1e-6)
+  wq = 'encoder/layer_00/attention/wq'  # [32, 4, 8], of which Adafactor keeps means over M and over K
+  held = lambda runtime, slot: {part.data.shape for part in runtime.state()['slots'][slot].addressable_shards}
+  assert parts_of(split, wq) == {(32, 4, 8)}
+  assert (held(split, wq + '/row'), held(split, wq + '/column')) == ({(16, 4)}, {(4, 8)})
+  assert held(whole, wq + '/row') == {(32, 4)}
+  # Each weight that is split is gathered once, whole, and nothing else is gathered.
+  module = hlo.parse(split.train_program(batches[0]).as_text())
+  gathered = [c.bytes for c in hlo_collectives.collectives(module) if c.kind == 'all-gather']
+  specs = config.program().weight_specs
+  expected = [4 * s.size for s in specs.values() if 'M' in s.dims and s.shape[s.dims.index('M')] >= 16]
+  assert sum(gathered) == sum(expected)
 
 
 def test_initial_values_are_those_of_the_local_runtime():
