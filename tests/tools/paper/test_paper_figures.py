@@ -300,7 +300,7 @@ def test_every_case_names_a_model_that_its_slice_divides():
     assert config.num_experts % case.devices == 0
     assert case.mesh.endswith(f':{case.devices}')
     assert bool(config.num_experts) == case.mesh.startswith('expert')
-  assert growing[-1] == claims.TABLE_1[1].case  # compiled once
+  assert dataclasses.replace(growing[-1], values=(('remat', 'none'),)) == claims.TABLE_1[1].case
 
 
 def test_the_paper_counts_what_the_models_have():
