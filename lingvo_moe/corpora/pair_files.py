@@ -305,7 +305,8 @@ def _of_zip(
   if len(both) != 1:
     seen = _some(archive.namelist())
     raise UserError(
-      f'a zip of pairs has two files of one name that end in .{sides[0]} and .{sides[1]}; {shown} has {seen}'
+      f'a zip of pairs has two files of one name that end in .{sides[0]} and .{sides[1]}; {shown} has {seen}: '
+      'unpack it, and give the files by --source and --target'
     )
   names = [f'{both[0]}.{side}' for side in sides]
 

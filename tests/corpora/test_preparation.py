@@ -432,6 +432,11 @@ def test_the_command(tmp_path):
   assert '--set dev_lines=2 --data_dir=' in command_line and '--data_dir=MY DATA' in shlex.split(command_line)
   refused = run()
   assert refused.returncode == 1 and refused.stderr.startswith('error: DATA/de-en is there already')
+  assert 'corpora=train 1; web 1"' in run('--corpus=web').stdout
+  added = run('--corpus=bt')
+  assert not added.stderr and 'corpora=train 1; bt 1; web 1"' in added.stdout
+  alone = run('--corpus=bt', '--out=ALONE')
+  assert 'corpora=bt 1"' in alone.stdout and alone.stderr.startswith('warning: the folder has no dev or test yet')
   assert texts.bytes() > 0
 
 

@@ -49,13 +49,14 @@ class Stats:
 
   pairs: tuple[PairStats, ...]
   is_estimate: bool = False
+  shares: str = ''  # of several corpora
 
   def total(self, field: str) -> int:
     """Sum of a field or property of PairStats over the pairs."""
     return sum(getattr(p, field) for p in self.pairs)
 
   def __str__(self) -> str:
-    none = ', '.join(pair.name for pair in self.pairs if not pair.kept)
+    none = ', '.join(sorted({p.name for p in self.pairs} - {p.name for p in self.pairs if p.kept}))
     reasons = {'too_long': 'too long', 'empty': 'empty', 'held_out': 'for dev'}
     dropped = ', '.join(f'{self.total(field):,} {reason}' for field, reason in reasons.items() if self.total(field))
     pairs, about = plural(len({p.name for p in self.pairs}), 'pair'), 'about ' * self.is_estimate
@@ -64,6 +65,7 @@ class Stats:
       f'{self.total("source_tokens"):,} source and {self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')
+      + (f'; corpora: {self.shares}' if self.shares else '')
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -54,7 +55,6 @@ class TrainInput(task.TrainInput):
 
   Attributes:
     stats: numbers of pairs, examples and tokens, and of examples left out.
-    shares: name of a pair, or of a corpus of it ('de-en/bt') -> its share of the stream as training begins.
     examples: name of a pair -> number of its examples.
   """
 
@@ -71,13 +71,14 @@ class TrainInput(task.TrainInput):
     if config.corpora:
       of_pairs = self._examples.corpora, pairs, sizes, config.temperature, weights
       stages = [mixture.shares(*of_pairs, step) for step in mixture.stages(config.mixture)]
+      kept = [pair.kept for pair in self.stats.pairs]
+      self.stats = dataclasses.replace(self.stats, shares=mixture.summary(self._examples.corpora, stages, kept))
     labels = zip(pairs, self._examples.corpora, strict=True)
     names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]
     self._stages = mixture.stages(config.mixture)
     self._sampler = sampling.Sampler(
       names, sizes, stages=stages, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
     )
-    self.shares = dict(zip(names, map(float, stages[0]), strict=True))
     self.examples = collections.Counter()
     for name, size in zip(pairs, sizes, strict=True):
       self.examples[name] += int(size)

@@ -119,3 +119,24 @@ def shares(
   total = np.bincount(number, within)[number]
   p = sampling.shares(np.bincount(number, sizes), temperature, of_pairs)[number] * within / np.where(total, total, 1)
   return p / p.sum()
+
+
+def summary(corpora: Sequence[Corpus], stages_shares: Sequence[np.ndarray], kept: Sequence[int]) -> str:
+  """Share of the corpora in each stage, as text; UserError for a stage without an example.
+
+  Args:
+    corpora: of each entry, as for `shares`.
+    stages_shares: shares of each stage.
+    kept: number of examples of each entry.
+  """
+  said = []
+  prefixes, number = np.unique([corpus.prefix for corpus in corpora], return_inverse=True)
+  for step, of_stage in zip(stages(corpora), stages_shares, strict=True):
+    if not np.dot(of_stage, kept):
+      raise UserError(
+        f'each stage of corpora needs an example; from step {step} on, all lines are empty or too long: raise the '
+        'weight of another corpus'
+      )
+    percent = zip(prefixes, 100 * np.bincount(number, of_stage))
+    said.append(f'from step {step} on ' * bool(step) + ', '.join(f'{prefix} {p:.3g}%' for prefix, p in percent if p))
+  return '; '.join(said)

@@ -103,8 +103,8 @@ def test_tags_and_factors_belong_to_the_examples_of_their_corpus(world, values):
 def test_a_stage_begins_with_its_step_and_resumes_anywhere(world):
   stream = train_input(world)
   assert stream.examples == {'de-en': 400, 'fr-en': 50}
-  np.testing.assert_allclose([*stream.shares.values()], [2 / 9, 6 / 9, 1 / 9])
-  assert [*stream.shares] == ['de-en', 'de-en/bt', 'fr-en']
+  shares = 'corpora: bt 66.7%, train 33.3%; from step 12 on bt 44.4%, train 55.6%; from step 40 on train 100%'
+  assert str(stream.stats).endswith(shares)
   batches = [stream.batch(step) for step in range(60)]
   share = lambda steps: np.concatenate([rows_of(world, batches[step])[0] for step in steps]).mean()
   assert share(range(12)) > share(range(12, 40)) > share(range(40, 60)) == 0
@@ -119,3 +119,11 @@ def test_a_tag_needs_its_symbol_and_a_corpus_its_files(world):
     train_input(world, corpora='train 1; bt 1 tag=no')
   with pytest.raises(UserError, match=r'no file web.de\[.gz\] and web.en'):
     train_input(world, corpora='train 1; web 1')
+
+
+def test_a_stage_without_an_example_is_refused(world):
+  for language in ('de', 'en'):
+    (world[0] / 'data' / 'de-en' / f'blank.{language}').write_text('\n \n')
+  train_input(world, corpora='train 1; blank 1')
+  with pytest.raises(UserError, match='needs an example; from step 7 on, all lines are empty or too long'):
+    train_input(world, corpora='train 1 7:0; blank 1')
