@@ -166,6 +166,8 @@ def connect(options: RuntimeOptions) -> Machine:
   if options.runtime == 'tpu':
     from lingvo_moe.runtime import tpu
 
+    if mesh.size(['stage']) > 1:
+      raise UserError(f'pipelines run on --runtime=spmd; saw --runtime=tpu --mesh={mesh}: use another mesh')
     return Machine(options, mesh=mesh, devices=tpu.connect(options.tpu, mesh))
   from lingvo_moe.runtime import processes, spmd
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.shapes import results_of, sizes
+from lingvo_moe.core.shapes import dealt, results_of, sizes
 from lingvo_moe.core.weights import Specs, Theta, WeightSpec
 from lingvo_moe.layers.lora import Lora, part
 from lingvo_moe.ops.loops import counted
@@ -145,21 +145,14 @@ class Program:
       grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
       return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
-    if self.micro_batches > 1:
+    if self.micro_batches > 1 and xla_sharding.stages() == 1:  # a pipeline takes the whole batch
       return self._sum_over_micro_batches(gradients_of, rows_B, batch)
     grads, metrics = gradients_of(rows_B, batch)
     return grads if sparse else self._stored(grads, self.weight_specs, update=True), metrics
 
   def _sum_over_micro_batches(self, gradients_of, rows_B, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
-    # Groups are dealt to micro-batches in turn, so that each device has an equal part of every micro-batch.
-    per_micro_batch = self.num_groups // self.micro_batches
-
-    def divided(x_B):
-      rows, *rest = sizes(x_B)
-      x = tf.reshape(x_B, [per_micro_batch, self.micro_batches, rows // self.num_groups, *rest])
-      return tf.reshape(tf.einsum('gp...->pg...', x), [self.micro_batches, rows // self.micro_batches, *rest])
-
+    divided = lambda x_B: dealt(x_B, self.num_groups, self.micro_batches)
     divided_rows, divided_batch = divided(rows_B), {name: divided(x) for name, x in batch.items()}
     micro_batch = lambda i: (
       divided_rows[i],

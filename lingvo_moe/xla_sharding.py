@@ -24,6 +24,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.ops.parallel_for import pfor
 
 from lingvo_moe.core.axes import AXES as LETTERS
 from lingvo_moe.core.axes import check as check_letters
@@ -34,6 +35,7 @@ AXES = {
   'expert': 'experts, and between the layers with experts rows of the batch too',
   'node': 'what expert splits, in as many times more parts; AllToAlls go along expert first, then along node',
   'model': 'hidden features and attention heads',
+  'stage': 'layers of scanned stacks, which form a pipeline in training; outside of stacks rows of the batch',
 }
 
 _MOST_DEVICES = 65_536  # of a mesh; the largest TPU slices have some 10,000 chips
@@ -42,13 +44,17 @@ Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes that may s
 
 # Letters that are not in a table are not split.
 ACTIVATIONS: Rules = {
-  'B': ('data', 'node', 'expert'),
+  'B': ('data', 'node', 'expert', 'stage'),
   'G': ('data', 'node', 'expert'),
   'E': ('expert', 'node'),  # in the reverse of G's order, for `reshard`
   'H': ('model',),
   'N': ('model',),
+  'Z': ('stage', 'data'),
+  'D': ('data',),
+  'I': ('data', 'node', 'expert'),
 }
-WEIGHTS: Rules = {'E': ('expert', 'node'), 'H': ('model',), 'N': ('model',)}
+WEIGHTS: Rules = {'E': ('expert', 'node'), 'H': ('model',), 'N': ('model',), 'L': ('stage',), 'A': ('stage',)}
+WEIGHTS = {**WEIGHTS, 'Z': ACTIVATIONS['Z']}
 # Splits every weight along M as well, so that a device stores only a part of the dense layers too (as in ZeRO-3 and
 # FSDP). The number of parts is at most that of the devices, and leaves each part at least 8 rows, a tile of a TPU.
 WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'node', 'expert')}
@@ -145,7 +151,7 @@ class Mesh:
     """Spec of a tensor with these axis letters: the letters in `first` take mesh axes first, then left to right."""
     check_letters(dims)
     free, claimed = [name for name, size in self.axes if size > 1], {}
-    for letter in sorted(dims, key=lambda letter: letter not in first):
+    for letter in sorted(dims, key=lambda letter: letter not in 'Z' + first):
       claimed[letter] = tuple(name for name in rules.get(letter, ()) if name in free)
       free = [name for name in free if name not in claimed[letter]]
     return tuple(claimed[letter] for letter in dims)
@@ -208,6 +214,7 @@ class Mesh:
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
 _recorded: contextvars.ContextVar[list | None] = contextvars.ContextVar('recorded', default=None)
 _manual: contextvars.ContextVar[bool] = contextvars.ContextVar('manual', default=False)
+_leading: contextvars.ContextVar[str] = contextvars.ContextVar('leading', default='')  # 'Z' inside `over_stages`
 
 
 @contextlib.contextmanager
@@ -288,13 +295,14 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
     target: the letter that gets them; x comes back sharded as by `shard(x, dims, first=target)`.
   """
   if mesh := current():
-    before, after = (dict(zip(dims, mesh.spec(dims, ACTIVATIONS, first))) for first in (source, target))
+    all_dims = _leading.get() + dims
+    before, after = (dict(zip(all_dims, mesh.spec(all_dims, ACTIVATIONS, first))) for first in (source, target))
     moved = [name for name in after[target] if name in before[source]]
     for done in range(1, len(moved)):
       left = tuple(name for name in before[source] if name not in moved[:done])
       taken = tuple(name for name in after[target] if name not in moved[done:])
       spec = {**before, source: left, target: taken}
-      x = annotate(x, mesh.op_sharding(tuple(spec[letter] for letter in dims)))
+      x = annotate(x, mesh.op_sharding(tuple(spec[letter] for letter in all_dims)))
   return shard(x, dims, first=target)
 
 
@@ -302,7 +310,7 @@ def store(x: tf.Tensor, dims: str, update: bool = False) -> tf.Tensor:
   """Shards a weight as it is stored between steps, or a gradient or slot as the `update` is (Mesh.stored_spec)."""
   if mesh := current():
     mesh = mesh.storage or mesh
-    return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims, update=update)))
+    return annotate(x, mesh.op_sharding(mesh.stored_spec(*_as_led(x, dims), update=update)))
   return x
 
 
@@ -383,6 +391,32 @@ def manually(
   return replicate(part) if whole else manual_to_auto(part, returns, first)
 
 
+def stages() -> int:
+  """Number of stages of the ambient mesh; 1 without one."""
+  mesh = current()
+  return mesh.size(['stage']) if mesh else 1
+
+
+def in_stage() -> bool:
+  """Whether a function of `over_stages` is being traced."""
+  return bool(_leading.get())
+
+
+def over_stages(function: Callable[..., Any], *args: Any) -> Any:
+  """Function of nested tensors, vectorised over a leading axis Z (stages, and parts of a micro-batch) of all of them.
+
+  XLA partitions the result over Z, so each device computes the function for one place on that axis. Annotations inside
+  name the other axes. Weights are not shared along Z.
+  """
+  with _set(_leading, 'Z'):
+    return tf.vectorized_map(lambda args: function(*args), args, fallback_to_while_loop=False)
+
+
+@pfor.RegisterPFor('Bitcast')
+def _bitcast_over_stages(values):
+  return pfor.wrap(tf.bitcast(values.stacked_input(0), values.get_attr('type')), True)
+
+
 def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """Optimization barrier: returns the tensors, each available only once all are.
 
@@ -402,10 +436,16 @@ def update_slice(x: tf.Tensor, part: tf.Tensor, begin: Sequence[int | tf.Tensor]
 
 def _shard_letters(x, dims, rules, first):
   if mesh := current():
+    shape, dims = _as_led(x, dims)
     spec = mesh.spec(dims, rules, first)
-    mesh.check(x.shape, dims, spec)
+    mesh.check(shape, dims, spec)
     return annotate(x, mesh.op_sharding(spec))
   return x
+
+
+def _as_led(x, dims):
+  """Shape and axis letters of a tensor, with the leading axis that `over_stages` gives it."""
+  return [*[None] * len(_leading.get()), *x.shape], _leading.get() + dims
 
 
 def _tiled(tiles: Sequence[int], partial: bool) -> OpSharding:
@@ -431,6 +471,8 @@ def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
 def annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
   """Annotates a tensor with an OpSharding."""
   y = tf2xla.sharding(x, sharding=sharding.SerializeToString())
+  if _leading.get():  # the sharding is of what over_stages makes of it
+    return y
   mark(y, sharding)
   if _recorded.get() is not None:
     _recorded.get().append((y, sharding))

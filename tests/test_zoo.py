@@ -33,7 +33,7 @@ MULTILINGUAL = {
   'm2m100.M1B': 1.24e9,
 }
 
-# Table 1 of GShard, and T(96L) of section 4.2: (weights, experts in all).
+# Table 1 of GShard, T(96L) of section 4.2 and T(128L) of footnote 11: (weights, experts in all).
 TABLE_1 = {
   'MoE2048E36L': (600e9, 2048 * 18),  # printed as 36684
   'MoE2048E12L': (200e9, 2048 * 6),  # printed as 12228
@@ -43,6 +43,7 @@ TABLE_1 = {
   'MoE128E12L': (12.5e9, 128 * 6),
   'MoE2048E60L': (1e12, 2048 * 30),
   'T96L': (2.3e9, 0),
+  'T128L': (6.0e9, 0),
 }
 
 

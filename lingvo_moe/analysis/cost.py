@@ -92,6 +92,7 @@ class Report:
   largest: list[memory.Held]  # the values that take most memory at its peak, largest first
   collectives: list[CollectiveCost]
   collective_counts: dict[str, int]  # executions in a step by kind
+  bubble: float  # share of a pipeline's ticks in which a stage has no micro-batch; 0 without stages
   moe_all_to_alls: int  # most AllToAlls that a MoE layer makes in a round (in 'decode', of a step)
   flops: int  # multiplications and additions of matrix products
   flops_share_of_peak: float | None  # flops / (peak FLOP/s * step_seconds_compiler)
@@ -153,6 +154,7 @@ def estimate(
     platform=str(topology or 'cpu'),
     mesh=str(mesh),
     batch_tokens=next(iter(task_of(config).batch_shapes(training=program == 'train').values())).size,
+    bubble=bubble(config, mesh) if program == 'train' else 0.0,
     counted=task_of(config).token_counts[0].replace('_', ' '),
     fits=fits,
     refused=compiled.refused,
@@ -181,6 +183,12 @@ def choose_remat(
     reports[policy] = estimate(name, dataclasses.replace(config, remat=policy), mesh, topology)
   cost = lambda report: report.step_seconds_compiler or report.step_seconds_roofline or report.flops
   return dict(sorted(reports.items(), key=lambda item: (not item[1].fits, cost(item[1]))))
+
+
+def bubble(config: ModelConfig, mesh: Mesh) -> float:
+  """Share of a pipeline's ticks in which a stage has no micro-batch, which `cost` counts like the others."""
+  waiting = mesh.size(['stage']) - 1
+  return waiting / (config.pipeline_repeats * config.micro_batches + waiting)
 
 
 def for_program(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> ModelConfig:

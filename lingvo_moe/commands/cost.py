@@ -141,6 +141,7 @@ def _summary(report) -> list[tuple[str, str]]:
     ('seconds a step, at least (roofline)', text(report.step_seconds_roofline, '.4g')),
     (f'{report.counted} a second', text(report.tokens_per_second, ',.0f')),
     (f'seconds of a round in every MoE layer, of {report.rounds}', text(round_seconds or None, '.4g')),
+    ('bubble of a pipeline', text(report.bubble or None, '.1%')),
     ('AllToAlls of a MoE layer and round', text(report.moe_all_to_alls or None, 'g')),
   ]
   return [(name, value) for name, value in rows if value is not None]

@@ -20,7 +20,11 @@ AXES = {
   'V': 'symbols of a vocabulary',
   'P': 'language pairs of an evaluation',
   'L': 'layers of a scanned stack',
-  'D': 'devices',
+  'D': 'devices; of a pipeline, parts of a micro-batch along mesh axis data',
+  'A': 'stages of a pipeline',
+  'O': 'micro-batches of a pipeline, one after the other',
+  'Z': 'stages of a pipeline, and in each the parts D of a micro-batch',
+  'I': 'rows of a micro-batch, or of a part of it',
   'F': 'tokens or choices of a whole batch, in one row',
   '1': 'an axis of length one',
 }

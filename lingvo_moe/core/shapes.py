@@ -24,3 +24,25 @@ def results_of(function: Callable[[], Any]) -> Any:
   """TensorSpecs of a function's results, in the same nesting, found by tracing it; loops declare them up front."""
   results = tf.function(function, autograph=False).get_concrete_function().structured_outputs
   return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), results)
+
+
+def dealt(x_B: tf.Tensor, groups: int, parts: int) -> tf.Tensor:
+  """Rows [B, ...] as micro-batches [parts, B / parts, ...], to which groups of rows are dealt in turn.
+
+  Each device then has an equal part of every micro-batch.
+  """
+  rows, *rest = sizes(x_B)
+  x = tf.reshape(x_B, [groups // parts, parts, rows // groups, *rest])
+  return tf.reshape(_swapped(x), [parts, rows // parts, *rest])
+
+
+def collected(x_OB: tf.Tensor, groups: int) -> tf.Tensor:
+  """Rows [B, ...] of micro-batches, the inverse of `dealt`."""
+  parts, rows, *rest = sizes(x_OB)
+  x = tf.reshape(x_OB, [parts, groups // parts, rows * parts // groups, *rest])
+  return tf.reshape(_swapped(x), [parts * rows, *rest])
+
+
+def _swapped(x: tf.Tensor) -> tf.Tensor:
+  """Transpose of the first two axes, of any type."""
+  return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])

@@ -50,8 +50,12 @@ class Dispatcher(abc.ABC):
 
 
 def make(name: str, routing: Routing) -> Dispatcher:
-  """Dispatcher by name; 'auto' is the one that the backend in force names."""
-  return _OF_BACKENDS[backend.current().dispatcher if name == 'auto' else name](routing)
+  """Dispatcher by name; 'auto' is the one that the backend in force names.
+
+  In a stage of a pipeline gathers become einsums, as manual regions cannot be vectorised over stages.
+  """
+  name = backend.current().dispatcher if name == 'auto' else name
+  return _OF_BACKENDS['einsum' if name == 'gather' and xla_sharding.in_stage() else name](routing)
 
 
 class EinsumDispatcher(Dispatcher):

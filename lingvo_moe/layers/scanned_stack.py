@@ -13,9 +13,11 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import results_of
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers import remat as remat_lib
+from lingvo_moe.layers.pipeline import Pipeline, at_stage, pipelined
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.ops.custom_gradient import pull_back
@@ -28,7 +30,14 @@ Block = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor], Theta], tuple[tf.Te
 
 @dataclasses.dataclass(frozen=True)
 class ScannedStack(Stack):
-  """Stack whose program has the size of one block of `moe_every` layers; see Stack."""
+  """Stack whose program has the size of one block of `moe_every` layers; see Stack.
+
+  Trained on a mesh with an axis `stage`, it is a pipeline of `micro_batches`; see pipeline.py.
+  """
+
+  num_groups: int = 1
+  micro_batches: int = 1
+  pipeline_repeats: int = 1
 
   def __post_init__(self):
     super().__post_init__()
@@ -51,7 +60,7 @@ class ScannedStack(Stack):
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
   def unrolled(self, theta):
-    stack = Stack(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+    stack = Stack(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Stack)})
     flat = {}
     for name, weight in weights_lib.flatten(theta).items():
       names = weights_lib.names_by_layer(name, self.num_blocks)
@@ -60,25 +69,56 @@ class ScannedStack(Stack):
 
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     specs = {name: layer.weights() for name, layer in self.traced.items()}
-
-    def run_block(number, x_BTM, memory, theta):
-      routed = {}
-      for place, (name, layer) in enumerate(self.traced.items()):
-        with tf.name_scope(name):
-          own = _used(theta[name], specs[name])
-          own_key = prng.fold(key, number * self.period + place)
-          of_memory = (*(memory or [None]), memory_mask_BTU)
-          x_BTM, routing = layer(own, x_BTM, mask_BTT, paddings_BT, *of_memory, own_key)
-        routed |= {name: routing.routed} if layer.is_moe else {}
-      return x_BTM, routed
-
-    shared, remat = [memory_BUM] if self.cross_attention else [], 'block' if key is None else self.remat
-    x_BTM, by_block = scan(run_block, x_BTM, shared, theta, specs, remat)
+    shared, rows = [memory_BUM] if self.cross_attention else [], (mask_BTT, paddings_BT, memory_mask_BTU, key)
+    if key is not None and xla_sharding.stages() > 1:
+      x_BTM, by_block = self._pipelined(theta, x_BTM, shared, rows, specs)
+    else:
+      run_block = lambda number, x_BTM, shared, theta: self._block(number, x_BTM, shared, rows, theta)
+      x_BTM, by_block = scan(run_block, x_BTM, shared, theta, specs, 'block' if key is None else self.remat)
     routed = {}
     for name, of_blocks in by_block.items():
       for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
         routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
     return x_BTM, routed
+
+  def _block(self, number, x_BTM, memory, rows, theta):
+    """Runs block `number`: (x, Routed by name of its layers with experts)."""
+    mask_BTT, paddings_BT, memory_mask_BTU, key = rows
+    routed = {}
+    for place, (name, layer) in enumerate(self.traced.items()):
+      with tf.name_scope(name):
+        own = _used(theta[name], layer.weights())
+        own_key = prng.fold(key, number * self.period + place)
+        of_memory = (*(memory or [None]), memory_mask_BTU)
+        x_BTM, routing = layer(own, x_BTM, mask_BTT, paddings_BT, *of_memory, own_key)
+      routed |= {name: routing.routed} if layer.is_moe else {}
+    return x_BTM, routed
+
+  def _pipelined(self, theta, x_BTM, shared, rows, specs):
+    """Runs all blocks as a pipeline; results as those of `scan`."""
+    parts = xla_sharding.current().size(['data'])
+    schedule = Pipeline(
+      xla_sharding.stages(), parts, self.micro_batches, self.num_groups, self.pipeline_repeats, self.num_blocks
+    )
+    if self.moe and self.moe.capacity_factor is None:
+      raise UserError(
+        'a pipeline drops tokens that find no room, as rounds of experts would differ between its stages; saw '
+        'capacity_factor=None: set it, or use a mesh without stage'
+      )
+    if self.moe and self.moe.gate.joint_loss and parts > 1:
+      raise UserError(
+        'the balance loss of this gate is of all groups together, which a pipeline divides over mesh axis data; saw '
+        f'data:{parts}: use another gate, or a mesh of stage and expert alone'
+      )
+    moe = self.moe and dataclasses.replace(self.moe, num_groups=self.moe.num_groups // parts)
+    of_part, has_rows = dataclasses.replace(self, moe=moe, remat='block'), [x is not None for x in rows]
+
+    def block(number, x_BTM, shared, given, theta):
+      given = iter(given)
+      return of_part._block(number, x_BTM, shared, [next(given) if has else None for has in has_rows], theta)
+
+    x_BTM, by_block = pipelined(block, x_BTM, shared, [x for x in rows if x is not None], theta, specs, schedule)
+    return x_BTM, {name: routed.of_parts() for name, routed in by_block.items()}
 
   def _memory(self, theta, memory_BUM):
     array = lambda: tf.TensorArray(memory_BUM.dtype, self.num_blocks)
@@ -216,4 +256,13 @@ def _used(theta: Theta, specs: Specs, number: tf.Tensor | None = None) -> Theta:
 
 def _at(weights, specs, number):
   """Weights of one block, still split as devices store them."""
-  return {name: xla_sharding.store(weights[name][number], spec.dims) for name, spec in specs.items()}
+  return {name: xla_sharding.store(_layer_of(weights[name], number), spec.dims) for name, spec in specs.items()}
+
+
+def _layer_of(weight, number):
+  """Weight of one block of those stacked; on a mesh of stages, from the stage that has it."""
+  stages = xla_sharding.stages()
+  if stages == 1:
+    return weight[number]
+  count = weight.shape[0] // stages
+  return at_stage(tf.reshape(weight, [stages, count, *weight.shape[1:]])[:, number % count], number // count)

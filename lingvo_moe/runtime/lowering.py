@@ -86,6 +86,11 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
   specs = {**program.weight_specs, **program.slot_specs}
   for name, spec in specs.items():
     mesh.stored_spec(spec.shape, spec.dims, name, spec.slot)
+  if mesh.size(['stage']) > 1 and not any(spec.dims.startswith('L') for spec in specs.values()):
+    raise UserError(
+      f'mesh axis stage splits the layers of scanned stacks; saw --mesh={mesh} for a model without any: bind '
+      'scan_layers = True, or use another mesh'
+    )
   if any('E' in spec.dims for spec in specs.values()):
     try:
       mesh.check((program.num_groups // program.micro_batches,), 'G', mesh.spec('G', xla_sharding.ACTIVATIONS))

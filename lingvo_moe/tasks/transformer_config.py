@@ -141,8 +141,15 @@ class ModelConfig(BatchConfig):
   )
   micro_batches: int = field(
     1,
-    'Parts of a batch that are computed one after another, their gradients summed; the balance losses of the gates '
-    'noisy_top_k and hierarchical are then of each part.',
+    'Parts of a batch that are computed one after another, their gradients summed; on a mesh with an axis stage, by '
+    'each stage in turn. The balance losses of the gates noisy_top_k and hierarchical are then of each part.',
+    at_least=1,
+    may_change=True,
+  )
+  pipeline_repeats: int = field(
+    1,
+    'Times that a micro-batch passes the stages of a mesh with an axis stage, through other layers each time: the '
+    'bubble is (stages - 1) / (pipeline_repeats * micro_batches + stages - 1).',
     at_least=1,
     may_change=True,
   )

@@ -170,6 +170,23 @@ class T96L(_M4):
 
 
 @registry.register
+class T128L(_M4):
+  """T(128L), the larger dense model of footnote 11: 64 + 64 layers, 6.01B weights, 5.94B used by a token.
+
+  Sizes are those of GPipe's model of 6B weights, T(64, 16384, 32) (arXiv 1811.06965), with heads of 64.
+
+  Result:  not yet run
+  """
+
+  ff_dim: int = 16_384
+  num_heads: int = 32
+  head_dim: int = 64
+  encoder_layers: int = 64
+  decoder_layers: int = 64
+  max_steps: int = 300_000
+
+
+@registry.register
 class BilingualBig(_M4):
   """One rich language into English, in the Transformer-Big layout: 343M weights, 310M used by a token.
 
@@ -239,5 +256,6 @@ MoE128E12LTiny = _tiny(MoE128E12L, '484k weights, 179k used by a token', layers=
 MoE2048E24LTiny = _tiny(MoE2048E24L, '981k weights, 233k used by a token', layers=4, num_experts=32)
 MoE2048E60LTiny = _tiny(MoE2048E60L, '981k weights, 233k used by a token', layers=4, num_experts=32)
 T96LTiny = _tiny(T96L, '469k weights, 213k used by a token', layers=4)
+T128LTiny = _tiny(T128L, '469k weights, 213k used by a token', layers=4)
 BilingualBigTiny = _tiny(BilingualBig, '427k weights, 171k used by a token', layers=2)
 BilingualBaseTiny = _tiny(BilingualBase, '427k weights, 171k used by a token', layers=2)

@@ -20,6 +20,7 @@ class Gate(abc.ABC):
   """Gate of a MoE layer: a frozen dataclass, whose fields a configuration sets by fields of the same names."""
 
   experts_choose: bool = False  # whether experts choose tokens, by all tokens of a group, later ones too
+  joint_loss: bool = False  # whether its balance loss is of all groups together, not a sum over groups
   # Fewest experts to choose among, so that others may be pruned; None: it needs all those of its training.
   least_experts: int | None = None
 

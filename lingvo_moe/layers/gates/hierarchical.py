@@ -32,6 +32,8 @@ class Hierarchical(gate.Gate):
   choices: int = 2  # k of each level; a token visits k * k experts
   dispatch: str = 'auto'  # to the second gates; see dispatch.DISPATCHERS
 
+  joint_loss = True
+
   def check(self, num_experts: int) -> None:
     check_kept(self, 'hierarchical')
     groups = self.groups_of_experts

@@ -26,6 +26,8 @@ class NoisyTopK(gate.Gate):
 
   choices: int = 2  # k of a token, less than the number of experts
 
+  joint_loss = True
+
   def check(self, num_experts: int) -> None:
     check_kept(self, 'noisy_top_k')
     if self.choices >= num_experts:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
+from lingvo_moe.xla_sharding import shard
 
 
 class RoutingStats(NamedTuple):
@@ -36,6 +37,16 @@ class Routed(NamedTuple):
 
   stats: RoutingStats
   decisions: Decisions
+
+  def of_parts(self) -> Self:
+    """Routed of layers [L, ...], not split over stages, from those of the parts [L, D, ...] of their groups."""
+    stats = RoutingStats(*(tf.reduce_sum(x, axis=1) for x in self.stats))
+    stats = stats._replace(rounds=tf.reduce_max(self.stats.rounds, axis=1))
+    merged = (tf.reshape(x, [x.shape[0], -1, *x.shape[3:]]) for x in self.decisions)
+    return Routed(
+      RoutingStats(*(shard(x, 'LJ'[: x.shape.rank]) for x in stats)),
+      Decisions(*(shard(x, 'LGSR'[: x.shape.rank]) for x in merged)),
+    )
 
 
 class Routing(NamedTuple):

@@ -1,0 +1,133 @@
+"""Pipelines on meshes with an axis stage: equal numbers, no weight gathered, and a program constant in depth."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+from lingvo_moe import machine
+from lingvo_moe.analysis import cost, hlo, hlo_collectives, parity
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.machine import RuntimeOptions
+from lingvo_moe.tasks.task import task_of
+from lingvo_moe.xla_sharding import Mesh
+
+pytest.importorskip('jax')
+
+pytestmark = pytest.mark.compiled
+
+SMALL = {
+  'source_vocab_size': 60,
+  'target_vocab_size': 50,
+  'batch_tokens': 256,
+  'max_length': 16,
+  'encoder_layers': 2,
+  'decoder_layers': 2,
+  'moe_every': 1,
+  'num_groups': 8,
+  'micro_batches': 2,
+  'scan_layers': True,
+  'remat': 'block',
+  'input_dropout': 0.1,
+  'residual_dropout': 0.1,
+  'attention_dropout': 0.1,
+}
+MOE = registry.get('mt.cldr.Tiny')(**SMALL, optimizer='adafactor', schedule='constant', learning_rate=0.01)
+MODELS = {
+  'moe': MOE,
+  'dense': dataclasses.replace(MOE, num_experts=0, ff_dim=96, optimizer='adam', learning_rate=1e-4),
+  'circular': dataclasses.replace(MOE, encoder_layers=4, decoder_layers=4, pipeline_repeats=2),
+  'pairs of layers': dataclasses.replace(MOE, moe_every=2, encoder_layers=4, decoder_layers=4, micro_batches=4),
+  'regularised': dataclasses.replace(
+    MOE, expert_dropout=0.3, ffn_dropout=0.2, expert_output_masking=0.1, router_z_loss_weight=0.01, capacity_chunks=2
+  ),
+  'noisy_top_k': dataclasses.replace(MOE, gate='noisy_top_k', num_experts=4),
+  'language model': registry.get('lm.shakespeare.Tiny')(
+    vocab_size=60, batch_tokens=256, num_groups=8, micro_batches=2, scan_layers=True, remat='block', max_new_tokens=8
+  ),
+}
+
+
+@functools.cache
+def observed(model, mesh):
+  return parity.observe(MODELS[model], machine.connect(RuntimeOptions('spmd', mesh)).make_runtime)
+
+
+SLOWLY = [
+  ('moe', 'stage:2,data:2'),
+  ('moe', 'stage:2,model:2'),
+  ('moe', 'data:2,stage:2'),
+  ('dense', 'stage:2,data:2'),
+  ('circular', 'stage:2'),
+  ('circular', 'stage:2,data:2'),
+  ('pairs of layers', 'stage:2,expert:2'),
+  ('regularised', 'stage:2,data:2'),
+  ('noisy_top_k', 'stage:2'),
+]
+CASES = [('dense', 'stage:2'), ('moe', 'stage:2,expert:2'), *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOWLY)]
+
+
+@pytest.mark.parametrize('model, mesh', CASES)
+def test_a_pipeline_agrees_with_one_device(model, mesh):
+  """Losses, gradients, weights, decisions and translations, with dropout, noise and padding."""
+  row = parity.compare(observed(model, 'data:1'), observed(model, mesh))
+  assert row.agrees(1e-5), row
+
+
+def program_of(config, mesh):
+  runtime = machine.connect(RuntimeOptions('spmd', mesh)).make_runtime(config.program())
+  return hlo.parse(runtime.train_program(task_of(config).random_batch(full=False)).as_text())
+
+
+def collectives_of(config, mesh):
+  """(kind, mesh axes, executions, shapes) of each collective of a train step."""
+  parsed = Mesh.parse(mesh)
+  for c in hlo_collectives.collectives(program_of(config, mesh)):
+    axes = cost.axes_of(c.groups_of(parsed.num_devices), parsed)
+    yield c.kind, axes, c.times, [array.shape for array in c.instruction.results]
+
+
+def test_no_weight_is_gathered_and_gradients_are_summed_once():
+  stacked = [spec.shape for spec in MOE.program().weight_specs.values() if spec.dims.startswith('L')]
+  weights = {shape[1:] for shape in stacked if len(shape) > 2}
+  permuted = 0
+  for kind, axes, times, shapes in collectives_of(MOE, 'stage:2,data:2'):
+    if kind == 'collective-permute':
+      assert axes == ('stage',) and times == MOE.micro_batches + 1  # once a tick
+      permuted += len(shapes)
+    else:  # rows of a batch and statistics are gathered over stages, gradients summed over data
+      assert kind in ('all-gather', 'all-reduce') and times == 1, (kind, axes, times, shapes)
+      assert kind != 'all-gather' or not any(s[-len(w) :] == w for s in shapes for w in weights), shapes
+  # Of the encoder once forward and once backward; the decoder also passes back the gradient of the encoder output.
+  assert permuted == 2 + 3
+
+
+def test_the_program_does_not_grow_with_depth():
+  deep = dataclasses.replace(MODELS['dense'], encoder_layers=8, decoder_layers=8)
+  instructions = lambda config: len(list(program_of(config, 'stage:2').instructions()))
+  assert instructions(deep) == pytest.approx(instructions(MODELS['dense']), rel=0.02)
+
+
+def test_cost_counts_the_bubble():
+  assert cost.bubble(MOE, Mesh.parse('stage:2')) == 1 / 3
+  assert cost.bubble(MODELS['circular'], Mesh.parse('stage:2,data:2')) == 1 / 5
+  assert cost.bubble(MOE, Mesh.parse('expert:2')) == 0
+
+
+@pytest.mark.parametrize(
+  'changes, mesh, text',
+  [
+    ({'scan_layers': False, 'remat': 'none'}, 'stage:2', 'splits the layers of scanned stacks; .* scan_layers = True'),
+    ({'encoder_layers': 3}, 'stage:2', r'axis L \(layers of a scanned stack\) has size 3, .* 2 devices of mesh axis'),
+    ({'micro_batches': 8}, 'stage:2,data:2', 'micro_batches=8: axis G .* has size 1'),
+    ({'pipeline_repeats': 2}, 'stage:2', 'in each of pipeline_repeats=2; saw a stack of 2 blocks'),
+    ({'capacity_factor': None}, 'stage:2', 'a pipeline drops tokens that find no room'),
+    ({'gate': 'noisy_top_k', 'num_experts': 4}, 'stage:2,data:2', 'of all groups together, .* saw data:2'),
+  ],
+)
+def test_what_a_pipeline_cannot_do_is_refused(changes, mesh, text):
+  with pytest.raises(UserError, match=text):
+    program_of(dataclasses.replace(MOE, **changes), mesh)
