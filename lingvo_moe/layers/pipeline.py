@@ -149,11 +149,12 @@ class Pipeline:
     """Array of sums [J, Z, ...] for each of the blocks at once; they are zeros at first."""
     return tf.TensorArray(dtype, self.blocks_at_once, element_shape=[self.repeats, self.places, *shape])
 
-  def passed(self, x_Z: tf.Tensor, by: int) -> tf.Tensor:
-    """Values [Z, ...] passed to the next stage (by 1), or to the one before (by -1), in a circle."""
-    x_AD = tf.reshape(x_Z, [self.stages, self.parts, *x_Z.shape[1:]])
-    x_Z = tf.reshape(tf.concat([x_AD[-by:], x_AD[:-by]], axis=0), x_Z.shape)
-    return shard(x_Z, 'ZI' + '1' * (x_Z.shape.rank - 2))
+  def passed(self, x_ZI: tf.Tensor, by: int) -> tf.Tensor:
+    """Values [Z, I, ...] passed to the next stage (by 1), or to the one before (by -1), in a circle."""
+    by_stage = lambda x_ADI: shard(x_ADI, 'ADI'.ljust(x_ADI.shape.rank, '1'))
+    x_ADI = by_stage(tf.reshape(x_ZI, [self.stages, self.parts, *x_ZI.shape[1:]]))
+    # XLA makes a CollectivePermute of two slices of one tensor, joined along the axis that is split.
+    return _rows(tf.reshape(by_stage(tf.concat([x_ADI[-by:], x_ADI[:-by]], axis=0)), x_ZI.shape))
 
   def collect(self, x_TZI: tf.Tensor, ticks: Sequence[int], stage: int) -> tf.Tensor:
     """Rows [B, ...] of all micro-batches, of which x holds one at each of these ticks and at this stage."""
