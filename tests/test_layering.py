@@ -17,6 +17,7 @@ PACKAGE = ROOT / 'lingvo_moe'
 ORDER = (
   'core',
   'documents engine interop',
+  'mesh',
   'xla_sharding',
   'ops',
   'layers',
