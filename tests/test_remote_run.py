@@ -20,9 +20,9 @@ from lingvo_moe.analysis import compare
 from lingvo_moe.core import content_hashes, files, json_files, remote_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
+from lingvo_moe.core.text_vocab import Bytes
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.engine.text_vocab import Bytes
 from lingvo_moe.report import page, reading
 from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints

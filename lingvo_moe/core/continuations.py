@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import hash32
 from lingvo_moe.core.errors import UserError, shown
 
 _ENDS = 2, 0  # eos and pad, after which no byte completes a character
@@ -90,3 +91,21 @@ class Listeners:
     for row, (request, text) in enumerate(zip(self._requests, texts, strict=True)):
       if request.listen:
         self._send(row, text, request.listen)
+
+
+def by_row(requests: Sequence[Request], copies: int) -> dict[str, np.ndarray]:
+  """Values of requests as arrays [B], and random `keys` [B, W] of so many samples of each."""
+  column = lambda name, kind: np.array([getattr(request.sampling, name) for request in requests], kind)
+  return {
+    'temperature': column('sample_temperature', np.float32),
+    'top_k': column('top_k', np.int32),
+    'top_p': column('top_p', np.float32),
+    'limits': column('max_new_tokens', np.int32),
+    'keys': np.stack([keys(r.sampling.sample_seed, copies, r.number) for r in requests]),
+  }
+
+
+def keys(seed: int, copies: int, number: int) -> np.ndarray:
+  """Random keys, uint32, of so many samples of the prompt of this number."""
+  key = hash32.fold(hash32.fold(hash32.fold(0, seed), 'sample'), number)
+  return hash32.fold(key, np.arange(copies, dtype=np.uint32))

@@ -6,8 +6,7 @@ the weights of 2048 experts have more elements (2^34) than a 32-bit index can ad
 axis has 32 bits too, so of the 2 million rows of such a weight a few hundred repeat another; no two experts are alike.)
 
 A key is a uint32 scalar, or a vector with a key for each row of a batch or each layer of a scanned stack. `fold`
-derives new keys. The mixing function is the public-domain integer hash 'lowbias32' (Chris Wellons,
-https://nullprogram.com/blog/2018/07/31/), whose multipliers were searched for low bias.
+derives new keys. hash32.py has the mixing function.
 """
 
 import math
@@ -16,10 +15,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from lingvo_moe.core import hash32
+from lingvo_moe.core.hash32 import GOLDEN, OFFSET
 from lingvo_moe.core.shapes import Size, sizes
-
-_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive numbers over the whole range
-_OFFSET = 0x85EBCA6B
 
 
 def _u32(value: int) -> tf.Tensor:
@@ -27,18 +25,11 @@ def _u32(value: int) -> tf.Tensor:
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
-  """Hash 'lowbias32': a bijection of uint32 in which each input bit flips each output bit about half the time."""
+  """hash32.mix of a tensor."""
   shift = tf.bitwise.right_shift
   x = tf.bitwise.bitwise_xor(x, shift(x, _u32(16))) * _u32(0x7FEB352D)
   x = tf.bitwise.bitwise_xor(x, shift(x, _u32(15))) * _u32(0x846CA68B)
   return tf.bitwise.bitwise_xor(x, shift(x, _u32(16)))
-
-
-def _mix_int(x: int) -> int:
-  """_mix of a Python int: the paths of all initial weights are thousands of small operations."""
-  x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
-  x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
-  return x ^ (x >> 16)
 
 
 def fold(key: int | tf.Tensor | None, data: str | int | tf.Tensor) -> int | tf.Tensor | None:
@@ -48,14 +39,13 @@ def fold(key: int | tf.Tensor | None, data: str | int | tf.Tensor) -> int | tf.T
   if isinstance(data, str):
     data = zlib.crc32(data.encode())
   if isinstance(data, int):
+    if isinstance(key, int):
+      return hash32.fold(key, data)
     if data >= 2**32:  # a long seed
       key = fold(fold(key, 'high bits'), data >> 32)
-    word = (data * _GOLDEN + _OFFSET) & 0xFFFFFFFF
-    if isinstance(key, int):
-      return _mix_int(key ^ word)
-    word = _u32(word)
+    word = _u32(data * GOLDEN + OFFSET)
   else:
-    word = tf.cast(data, tf.uint32) * _u32(_GOLDEN) + _u32(_OFFSET)
+    word = tf.cast(data, tf.uint32) * _u32(GOLDEN) + _u32(OFFSET)
   return _mix(tf.bitwise.bitwise_xor(_u32(key) if isinstance(key, int) else key, word))
 
 
@@ -75,7 +65,7 @@ def bits(key: tf.Tensor, shape: Sequence[Size]) -> tf.Tensor:
   x = key
   for axis, size in enumerate(shape[key.shape.rank :]):
     # Positions are multiplied out before the XOR with the key, so that neighbours differ in many bits.
-    spread = tf.cast(tf.range(size, dtype=tf.int32), tf.uint32) * _u32(_GOLDEN) + _u32(axis + 1)
+    spread = tf.cast(tf.range(size, dtype=tf.int32), tf.uint32) * _u32(GOLDEN) + _u32(axis + 1)
     x = _mix(tf.bitwise.bitwise_xor(x[..., tf.newaxis], spread))
   return x
 

@@ -7,7 +7,7 @@ import abc
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -400,8 +400,19 @@ def check_n_best(n_best: int, beam_size: int) -> None:
     )
 
 
-def of_finite_probability(found: list[T]) -> list[T]:
-  """Hypotheses of a text, those of a probability above 0, of which there must be one."""
+def of_finite_probability(
+  make: Callable[[list[int], float, float], T],
+  ids_WT: np.ndarray,
+  lengths_W: np.ndarray,
+  log_probs_W: np.ndarray,
+  scores_W: np.ndarray,
+) -> list[T]:
+  """make(ids, score, log p) of each hypothesis of a text that has a probability above 0; there must be one."""
+  found = [
+    make(ids_T[:length].tolist(), float(score), float(log_prob))
+    for ids_T, length, log_prob, score in zip(ids_WT, lengths_W, log_probs_W, scores_W, strict=True)
+    if length and np.isfinite(log_prob)
+  ]
   if not found:
     raise UserError(
       'a text has no answer of finite probability: weights must be finite; use an earlier checkpoint, or ask less '

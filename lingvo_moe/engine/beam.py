@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_moe.core import constraints as constraints_lib
 from lingvo_moe.core.constraints import Constraints, Progress
-from lingvo_moe.engine.vocab import BOS, EOS, PAD
+from lingvo_moe.core.vocab import BOS, EOS, PAD
 
 NEG_INF = np.float32(-np.inf)
 
@@ -36,16 +36,25 @@ class NextSymbols(NamedTuple):
     return NextSymbols(best_BWJ, symbols_BWJ, eos_BW, np.zeros_like(self.log_z_BW), logits_BWV)
 
 
+class Found(NamedTuple):
+  """Finished hypotheses, best first; W = n_best."""
+
+  ids_BWT: np.ndarray
+  lengths_BW: np.ndarray  # with the end; 0 where there is none
+  log_probs_BW: np.ndarray  # -inf where there is none
+  scores_BW: np.ndarray
+
+
 @dataclasses.dataclass
 class Beam:
-  """Live and finished hypotheses of some rows. Fields with a row axis are arrays, so that rows can be taken.
+  """Live and finished hypotheses of some rows.
 
   Attributes:
     max_lengths_B: the largest |Y| of each row, counting eos; 0 in a row without a source.
     last_BW: last symbol of each live hypothesis.
     ids_BWT: symbols so far of each live hypothesis.
     log_probs_BW: -inf where there is no live hypothesis.
-    found_ids_BWT, found_lengths_BW, found_log_probs_BW, scores_BW: finished hypotheses, best first; W = n_best.
+    found: finished hypotheses.
     constraints: what hypotheses must and must not have; None: nothing.
     progress: how far the live ones are.
   """
@@ -54,10 +63,7 @@ class Beam:
   last_BW: np.ndarray
   ids_BWT: np.ndarray
   log_probs_BW: np.ndarray
-  found_ids_BWT: np.ndarray
-  found_lengths_BW: np.ndarray
-  found_log_probs_BW: np.ndarray
-  scores_BW: np.ndarray
+  found: Found
   constraints: Constraints | None = None
   progress: Progress | None = None
 
@@ -72,10 +78,11 @@ class Beam:
       last_BW=np.full([rows, width], BOS, np.int32),
       ids_BWT=np.full([rows, width, most], PAD, np.int32),
       log_probs_BW=log_probs_BW,
-      found_ids_BWT=np.full([rows, n_best, most], PAD, np.int32),
-      found_lengths_BW=np.zeros([rows, n_best], np.int32),
-      found_log_probs_BW=np.full([rows, n_best], NEG_INF),
-      scores_BW=np.full([rows, n_best], NEG_INF),
+      found=Found(
+        np.full([rows, n_best, most], PAD, np.int32),
+        np.zeros([rows, n_best], np.int32),
+        *np.full([2, rows, n_best], NEG_INF),
+      ),
       constraints=constraints,
       progress=constraints and constraints_lib.begin(np, constraints, width),
     )
@@ -87,12 +94,12 @@ class Beam:
 
   def take(self, rows: np.ndarray) -> Beam:
     """The beam of some of the rows."""
-    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    constraints, progress = fields.pop('constraints'), fields.pop('progress')
+    of_rows = lambda values: values[rows]
     return Beam(
-      **{name: values[rows] for name, values in fields.items()},
-      constraints=constraints and constraints._replace(terms_BCK=constraints.terms_BCK[rows]),
-      progress=progress and Progress(*(values[rows] for values in progress)),
+      *map(of_rows, (self.max_lengths_B, self.last_BW, self.ids_BWT, self.log_probs_BW)),
+      Found(*map(of_rows, self.found)),
+      self.constraints and self.constraints._replace(terms_BCK=self.constraints.terms_BCK[rows]),
+      self.progress and Progress(*map(of_rows, self.progress)),
     )
 
   def advance(self, next_symbols: NextSymbols, time: int, alpha: float) -> np.ndarray:
@@ -122,7 +129,7 @@ class Beam:
     # A row stops when no live hypothesis can enter the n best: its log-probability can only fall, and no length penalty
     # is larger than that of the longest.
     best_attainable_B = self.log_probs_BW.max(axis=1) / length_penalty(self.max_lengths_B, alpha)
-    self.log_probs_BW[best_attainable_B <= self.scores_BW[:, -1]] = NEG_INF
+    self.log_probs_BW[best_attainable_B <= self.found.scores_BW[:, -1]] = NEG_INF
     return parents_BW
 
   def _continue(self, next_symbols, length):
@@ -154,18 +161,16 @@ class Beam:
     """Adds the continuations that end, `length` symbols long, to the finished hypotheses; keeps the best."""
     if not np.any(ended_BJ > NEG_INF):
       return
-    n_best = self.scores_BW.shape[1]
-    log_probs_BJ = np.concatenate([self.found_log_probs_BW, ended_BJ], axis=1)
-    scores_BJ = np.concatenate([self.scores_BW, ended_BJ / length_penalty(length, alpha)], axis=1)
-    lengths_BJ = np.concatenate([self.found_lengths_BW, np.full_like(parents_BJ, length, dtype=np.int32)], axis=1)
+    found, n_best = self.found, self.found.scores_BW.shape[1]
     ended_ids_BWT = self.ids_BWT.copy()
     ended_ids_BWT[:, :, length - 1] = EOS
-    ids_BJT = np.concatenate([self.found_ids_BWT, ended_ids_BWT], axis=1)
-    source_BJ = np.concatenate([np.broadcast_to(np.arange(n_best), self.scores_BW.shape), n_best + parents_BJ], axis=1)
-    chosen_BW = _best(scores_BJ, n_best)
-    self.scores_BW, self.found_log_probs_BW = _at(scores_BJ, chosen_BW), _at(log_probs_BJ, chosen_BW)
-    self.found_lengths_BW = _at(lengths_BJ, chosen_BW)
-    self.found_ids_BWT = _at(ids_BJT, _at(source_BJ, chosen_BW))
+    lengths_BJ = np.full_like(parents_BJ, length, dtype=np.int32)
+    ended = n_best + parents_BJ, lengths_BJ, ended_BJ, ended_BJ / length_penalty(length, alpha)
+    numbers_BW = np.broadcast_to(np.arange(n_best), found.scores_BW.shape)
+    source_BJ, *of_both = (np.concatenate(x, axis=1) for x in zip((numbers_BW, *found[1:]), ended, strict=True))
+    chosen_BW = _best(of_both[-1], n_best)
+    ids_BJT = np.concatenate([found.ids_BWT, ended_ids_BWT], axis=1)
+    self.found = Found(_at(ids_BJT, _at(source_BJ, chosen_BW)), *(_at(x_BJ, chosen_BW) for x_BJ in of_both))
 
 
 def length_penalty(length: int | np.ndarray, alpha: float) -> np.ndarray:

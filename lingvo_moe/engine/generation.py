@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import text_model
-from lingvo_moe.core.continuations import Listeners, Request
+from lingvo_moe.core import text_model, text_vocab
+from lingvo_moe.core.continuations import Listeners, Request, by_row
 from lingvo_moe.core.text_model import Answers, Hypothesis
-from lingvo_moe.engine import sampling, search, text_vocab
+from lingvo_moe.core.vocab import BOS
+from lingvo_moe.engine import sampling, search
 from lingvo_moe.engine.exported import ExportedModel
 from lingvo_moe.engine.flat_cache import Prompt
 from lingvo_moe.engine.stages import StagedGraph
-from lingvo_moe.engine.vocab import BOS
 
 _ROWS = 16  # prompts of a batch
 
@@ -69,12 +68,10 @@ class Continuer(text_model.Generator):
   def _continue(self, requests: Sequence[Request], decoder: StagedGraph, reader: StagedGraph) -> list[list[Hypothesis]]:
     settings, vocab, copies = self._model.settings, self._model.vocab, self._n_best
     prompts = [[BOS, *vocab.encode(request.prompt).tolist()] for request in requests]
-    values, listeners = sampling.by_row(requests, copies), Listeners(requests, vocab.decode)
+    values, listeners = by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
       width, alpha = self._model.beam_size, settings['length_norm_alpha']
-      prompt = read(reader, prompts, 1)
-      beam = search.search(decoder, {}, values['limits'], width, alpha, copies, prompt)
-      results = beam.found_ids_BWT, beam.found_lengths_BW, beam.found_log_probs_BW, beam.scores_BW
+      results = search.search(decoder, {}, values['limits'], width, alpha, copies, read(reader, prompts, 1))
     else:
       by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[1:])
       watch = lambda symbols_B: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B)), copies)
@@ -83,19 +80,10 @@ class Continuer(text_model.Generator):
       drawn = sampling.sample(decoder, read(reader, prompts, copies), sampler, keys_B, limits_B, watch)
       ids, lengths, log_probs = map(by_prompt, drawn)
       results = ids, lengths, log_probs, log_probs
-    found = [self._hypotheses(*(x[row] for x in results)) for row in range(len(requests))]
+    answer = lambda ids, *values: Hypothesis(vocab.decode(ids), *values)
+    found = [text_model.of_finite_probability(answer, *of_row) for of_row in zip(*results, strict=True)]
     listeners.finish([best.text for best, *_ in found])
     return found
-
-  def _hypotheses(self, ids_WT, lengths_W, log_probs_W, scores_W) -> list[Hypothesis]:
-    """Hypotheses that have a probability above 0."""
-    decode = lambda w: self._model.vocab.decode(ids_WT[w, : lengths_W[w]])
-    found = [
-      Hypothesis(decode(w), float(scores_W[w]), float(log_prob))
-      for w, log_prob in enumerate(log_probs_W)
-      if lengths_W[w] and math.isfinite(log_prob)
-    ]
-    return text_model.of_finite_probability(found)
 
 
 def read(reader: StagedGraph, prompts: Sequence[Sequence[int]], copies: int) -> Prompt:

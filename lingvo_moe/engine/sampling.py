@@ -5,19 +5,17 @@ Draws are those of search/sampling.py, with the random numbers of core/prng.py, 
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.continuations import Request
+from lingvo_moe.core import hash32
+from lingvo_moe.core.hash32 import GOLDEN
+from lingvo_moe.core.vocab import BOS, EOS, PAD
 from lingvo_moe.engine import search
 from lingvo_moe.engine.flat_cache import FlatCache, Prompt
 from lingvo_moe.engine.stages import StagedGraph
-from lingvo_moe.engine.vocab import BOS, EOS, PAD
-
-_GOLDEN, _OFFSET = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
 
 
 class Sampler(NamedTuple):
@@ -78,7 +76,7 @@ def sample(
       numbers, last_B, live_B = numbers[live_B], last_B[live_B], live_B[live_B]
     cache.run(last_B[:, np.newaxis], time, live_B[:, np.newaxis])
     logits_BV = search.logits(decoder)[:, 0]
-    last_B = sampler.take(numbers)(logits_BV, _fold(keys_B[numbers], time))
+    last_B = sampler.take(numbers)(logits_BV, hash32.fold(keys_B[numbers], time))
     step_B = logits_BV[np.arange(len(last_B)), last_B] - decoder.output('log_z')[:, 0]
     del logits_BV  # a view, which may not be held by the next step
     ids_BT[numbers[live_B], time] = last_B[live_B]
@@ -90,41 +88,7 @@ def sample(
   return ids_BT, lengths_B, log_probs_B
 
 
-def by_row(requests: Sequence[Request], copies: int) -> dict[str, np.ndarray]:
-  """Values of requests as arrays [B], and random `keys` [B, W] of so many samples of each."""
-  column = lambda name, kind: np.array([getattr(request.sampling, name) for request in requests], kind)
-  return {
-    'temperature': column('sample_temperature', np.float32),
-    'top_k': column('top_k', np.int32),
-    'top_p': column('top_p', np.float32),
-    'limits': column('max_new_tokens', np.int32),
-    'keys': np.stack([keys(r.sampling.sample_seed, 1, copies, r.number) for r in requests]),
-  }
-
-
-def keys(seed: int, prompts: int, copies: int, first: int) -> np.ndarray:
-  """Random keys of so many samples of each prompt, of which `first` is the number of the first."""
-  key = _fold(np.zeros(1, np.uint32), seed & 0xFFFFFFFF)
-  if seed >= 2**32:
-    high = _fold(_fold(np.zeros(1, np.uint32), zlib.crc32(b'high bits')), seed >> 32)
-    key = _fold(high, seed & 0xFFFFFFFF)
-  keys_B = _fold(_fold(key, zlib.crc32(b'sample')), np.arange(first, first + prompts))
-  return _fold(keys_B[:, np.newaxis], np.arange(copies)).reshape(-1)
-
-
-def _fold(key: np.ndarray, data: int | np.ndarray) -> np.ndarray:
-  """Keys from keys and numbers, as prng.fold."""
-  return _mix(key ^ (np.atleast_1d(data).astype(np.uint32) * _GOLDEN + _OFFSET))  # numbers would warn of overflow
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-  """Hash 'lowbias32'."""
-  x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-  x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-  return x ^ (x >> 16)
-
-
 def _uniform(keys_B: np.ndarray, count: int) -> np.ndarray:
   """Uniform float32 [B, count] in [0, 1), as prng.uniform."""
-  spread = np.arange(count, dtype=np.uint32) * _GOLDEN + np.uint32(1)
-  return (_mix(keys_B[:, np.newaxis] ^ spread) >> 8).astype(np.float32) * np.float32(2.0**-24)
+  spread = np.arange(count, dtype=np.uint32) * np.uint32(GOLDEN) + np.uint32(1)
+  return (hash32.mix(keys_B[:, np.newaxis] ^ spread) >> 8).astype(np.float32) * np.float32(2.0**-24)

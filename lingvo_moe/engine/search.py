@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.core.constraints import Constraints
-from lingvo_moe.engine.beam import Beam, NextSymbols
+from lingvo_moe.core.vocab import BOS, EOS, PAD
+from lingvo_moe.engine.beam import Beam, Found, NextSymbols
 from lingvo_moe.engine.flat_cache import FlatCache, Prompt
 from lingvo_moe.engine.stages import StagedGraph
-from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
 # Tokens that a graph reads in one run: its memory grows with them, and its speed no longer does.
 _TOKENS = 256
-_RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_BW')
 
 
 def encode(encoder: StagedGraph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
@@ -49,8 +48,8 @@ def search(
   begin: int = BOS,
   given: Sequence[int] = (),
   constraints: Constraints | None = None,
-) -> Beam:
-  """Beam search for the n_best translations of each row, which the beam that is returned has found.
+) -> Found:
+  """Beam search for the n_best translations of each row.
 
   Args:
     decoder: graph of a step.
@@ -67,12 +66,12 @@ def search(
   beam.last_BW[:] = begin
   if prompt:
     memory, beam.last_BW = {'lengths': prompt.lengths_B}, np.repeat(prompt.last_B[:, np.newaxis], width, axis=1)
-  found, numbers, time = Beam.begin(max_lengths_B, width, n_best), np.arange(len(max_lengths_B)), 0
+  found, numbers, time = Beam.begin(max_lengths_B, width, n_best).found, np.arange(len(max_lengths_B)), 0
   cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()), prompt)
 
   def note_results():
-    for name in _RESULTS:
-      getattr(found, name)[numbers] = getattr(beam, name)
+    for of_all, of_beam in zip(found, beam.found, strict=True):
+      of_all[numbers] = of_beam
 
   while beam.live_BW.any():
     if cache.is_full:

@@ -12,12 +12,12 @@ import numpy as np
 from lingvo_moe.core import language_tags, text_model
 from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
+from lingvo_moe.core.text_constraints import TextConstraints
 from lingvo_moe.core.text_model import Answers, Hypothesis, Scored
 from lingvo_moe.core.visible_text import is_empty
+from lingvo_moe.core.vocab import BOS, EOS, Vocab
 from lingvo_moe.engine import search
 from lingvo_moe.engine.exported import ExportedModel
-from lingvo_moe.engine.text_constraints import TextConstraints
-from lingvo_moe.engine.vocab import BOS, EOS, Vocab
 
 
 class TranslationModel(ExportedModel):
@@ -107,9 +107,10 @@ class Translator(text_model.Translator):
         constraints=constraints,
       )
 
-    for batch, beam in self._run(search_for, sources):
+    read = lambda ids, *values: Hypothesis(model.target.decode(ids), *values)
+    for batch, of_batch in self._run(search_for, sources):
       for row, i in enumerate(batch):
-        found[i] = self._read(beam, row)
+        found[i] = text_model.of_finite_probability(read, *(values[row] for values in of_batch))
         keep(i, found[i])
       progress(len(batch))
     return Answers(found, truncated)
@@ -160,15 +161,6 @@ class Translator(text_model.Translator):
     settings = self._model.settings
     limit = math.floor(np.float32(settings['decode_ratio']) * np.float32(source_length)) + settings['decode_extra']
     return min(max(limit, 1 if self._model.tag_sides == 'source' else 2), self._model.max_length)
-
-  def _read(self, beam: search.Beam, row: int) -> list[Hypothesis]:
-    """Hypotheses of a row that have a probability above 0, best first."""
-    found = []
-    for w, length in enumerate(beam.found_lengths_BW[row]):
-      score, log_prob = float(beam.scores_BW[row, w]), float(beam.found_log_probs_BW[row, w])
-      if length and math.isfinite(log_prob):
-        found.append(Hypothesis(self._model.target.decode(beam.found_ids_BWT[row, w, :length]), score, log_prob))
-    return text_model.of_finite_probability(found)
 
 
 def _rows(

@@ -38,13 +38,7 @@ class Decoded(NamedTuple):
 
 def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
   """Hypotheses of a row that have a probability above 0, best first; UserError if there is none."""
-  of_row = zip(hypotheses.lengths_BW[row], hypotheses.scores_BW[row], hypotheses.log_probs_BW[row], strict=True)
-  found = [
-    Decoded(hypotheses.ids_BWT[row, w, :length].tolist(), float(score), float(log_prob))
-    for w, (length, score, log_prob) in enumerate(of_row)
-    if length and np.isfinite(log_prob)
-  ]
-  return text_model.of_finite_probability(found)
+  return text_model.of_finite_probability(Decoded, *(values[row] for values in hypotheses[:4]))
 
 
 def with_constraints(batch: task.Batch, constraints: Constraints, room_B: np.ndarray) -> task.Batch:

@@ -18,9 +18,9 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core import files
+from lingvo_moe.core import vocab as core_vocab
 from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.engine import vocab as engine_vocab
-from lingvo_moe.engine.vocab import BOS, EOS, PAD, UNK
+from lingvo_moe.core.vocab import BOS, EOS, PAD, UNK
 
 if TYPE_CHECKING:
   import tensorflow as tf  # slow to import, and not needed to train a vocabulary
@@ -40,7 +40,7 @@ def corpus_tag(name: str) -> str:
   return f'<@{name}>'
 
 
-class SentencePieceVocab(engine_vocab.Vocab):
+class SentencePieceVocab(core_vocab.Vocab):
   """Vocabulary in a SentencePiece .model file.
 
   Attributes:

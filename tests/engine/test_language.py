@@ -14,7 +14,7 @@ import tensorflow as tf
 import lingvo_moe
 from lingvo_moe import decoder, trainer
 from lingvo_moe.commands import export
-from lingvo_moe.core import prng
+from lingvo_moe.core import continuations, prng
 from lingvo_moe.core.continuations import Listeners, Request
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import sampling
@@ -160,7 +160,7 @@ def test_what_an_export_cannot_do_is_refused(run, exported):
 def test_draws_are_those_of_tensorflow():
   logits_BV = np.random.default_rng(0).normal(size=[6, 20]).astype(np.float32)
   for seed in (3, 2**40 + 5):
-    keys_B = sampling.keys(seed, 3, 2, first=4)
+    keys_B = np.concatenate([continuations.keys(seed, 2, number) for number in (4, 5, 6)])
     key_BW = prng.fold(prng.fold(prng.key(seed, 'sample'), np.arange(4, 7))[:, np.newaxis], np.arange(2)[np.newaxis])
     np.testing.assert_array_equal(keys_B, np.reshape(key_BW, -1))
     for values in ((1.0, 0, 1.0), (0.5, 3, 1.0), (2.0, 7, 0.6)):

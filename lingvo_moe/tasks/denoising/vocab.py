@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.engine.vocab import text_ids
+from lingvo_moe.core.vocab import text_ids
 from lingvo_moe.tasks.plain_text.vocab import Pieces, TextVocab
 from lingvo_moe.tasks.vocab import EOS
 

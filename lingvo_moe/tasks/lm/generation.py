@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng, text_model
-from lingvo_moe.core.continuations import Listeners, Request
+from lingvo_moe.core.continuations import Listeners, Request, by_row
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.engine.sampling import by_row
 from lingvo_moe.search import beam_search, sampling
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.batches import zeros
@@ -78,7 +77,7 @@ def generate(
   Args:
     model: model of the configuration.
     theta: nested weights.
-    batch: from `prompt_arrays`; with `engine.sampling.by_row`, samples are drawn by its values, not by config's.
+    batch: from `prompt_arrays`; with `continuations.by_row`, samples are drawn by its values, not by config's.
     config: its fields from `search` on, beam_size and length_norm_alpha.
     n_best: continuations of each prompt: independent samples, or the best of a beam; 1 if greedy.
     watch: called while samples are drawn, with numbers of rows, batch['rows'], and their symbols; see Listeners.

@@ -10,8 +10,8 @@ from lingvo_moe.core import text_model
 from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import NOTHING, TranslationRequest
+from lingvo_moe.core.text_constraints import TextConstraints
 from lingvo_moe.corpora import text
-from lingvo_moe.engine.text_constraints import TextConstraints
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.mt.config import MtConfig

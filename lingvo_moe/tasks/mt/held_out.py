@@ -18,8 +18,8 @@ from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.core.request import TranslationRequest
 from lingvo_moe.core.sentences import Paragraphs, TrainingLines
+from lingvo_moe.core.vocab import EOS
 from lingvo_moe.corpora import text
-from lingvo_moe.engine.vocab import EOS
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.mt import dev_lines, scoring
 

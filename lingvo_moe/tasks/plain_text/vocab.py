@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
+from lingvo_moe.core import text_vocab
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
+from lingvo_moe.core.text_vocab import Characters
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text as text_lib
-from lingvo_moe.engine import text_vocab
-from lingvo_moe.engine.text_vocab import Characters
 from lingvo_moe.tasks import sentencepiece_training, token_cache
 from lingvo_moe.tasks.vocab import UNK, SentencePieceVocab, check_size, own_copy
 

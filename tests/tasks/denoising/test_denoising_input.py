@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.engine.text_vocab import Bytes
+from lingvo_moe.core.text_vocab import Bytes
 from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput

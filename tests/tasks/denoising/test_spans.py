@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_vocab import Characters
 from lingvo_moe.corpora.sampling import fold
-from lingvo_moe.engine.text_vocab import Characters
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab

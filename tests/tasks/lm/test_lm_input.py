@@ -12,8 +12,8 @@ import pytest
 import sentencepiece
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_vocab import Bytes, Characters
 from lingvo_moe.corpora import documents
-from lingvo_moe.engine.text_vocab import Bytes, Characters
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput, TrainInput

@@ -8,7 +8,7 @@ from lingvo_moe.core import automaton
 from lingvo_moe.core.constraints import Constraints
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import TranslationRequest
-from lingvo_moe.engine.vocab import EOS, PAD, UNK, Vocab
+from lingvo_moe.core.vocab import EOS, PAD, UNK, Vocab
 
 
 class TextConstraints:

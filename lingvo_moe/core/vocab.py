@@ -1,4 +1,4 @@
-"""SentencePiece vocabulary of an export: text to ids, and ids to text. Special ids are those of every model."""
+"""SentencePiece vocabulary: text to ids, and ids to text. Special ids are those of every model."""
 
 import difflib
 import functools

@@ -9,7 +9,7 @@ import numpy as np
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.engine.vocab import UNK, Vocab, text_ids
+from lingvo_moe.core.vocab import UNK, Vocab, text_ids
 
 _FIRST = UNK + 1
 _SPECIAL_IDS = range(_FIRST)
