@@ -36,11 +36,11 @@ def fold(key: int | tf.Tensor | None, data: str | int | tf.Tensor) -> int | tf.T
   """Derives a key from a key and a name, a Python int or an integer tensor (a step, a layer number); None from None."""
   if key is None:
     return None
+  if isinstance(key, int) and isinstance(data, int | str):
+    return hash32.fold(key, data)
   if isinstance(data, str):
     data = zlib.crc32(data.encode())
   if isinstance(data, int):
-    if isinstance(key, int):
-      return hash32.fold(key, data)
     if data >= 2**32:  # a long seed
       key = fold(fold(key, 'high bits'), data >> 32)
     word = _u32(data * GOLDEN + OFFSET)

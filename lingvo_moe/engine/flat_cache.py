@@ -58,7 +58,7 @@ class FlatCache:
     graph.resize(largest)
     for name, cache_BNPK in caches.items():
       graph.input(name)[:, :, :used] = cache_BNPK
-    self._resize(used)
+    self._resize(np.arange(rows), np.tile(np.arange(used), [rows, 1]))
 
   @property
   def is_full(self) -> bool:
@@ -78,30 +78,28 @@ class FlatCache:
     most = int(used_BU.sum(axis=1).max(initial=0))
     positions_BU = np.argsort(-used_BU, axis=1, kind='stable')[:, :most]
     self._mask_BWU = np.take_along_axis(mask_BWU, positions_BU[:, np.newaxis], axis=2)
-    self._move(rows, positions_BU)
     if len(rows) < all_rows:
       for name, array in self._memory.items():
         self._memory[name] = array[rows]
     if len(rows) == all_rows and most + self._block // 2 <= room <= most + 2 * self._block:
+      for name in self._kept:
+        buffer_BNUK = self._graph.input(name)
+        _move(buffer_BNUK, buffer_BNUK, rows, positions_BU)
       self._set_room(most, room)
     else:
-      self._resize(most)
+      self._resize(rows, positions_BU)
 
-  def _move(self, rows: np.ndarray, positions_BU: np.ndarray) -> None:
-    """Moves keys and values of these rows and positions to the beginning of each buffer."""
-    moves = []
-    for to, (row, at_U) in enumerate(zip(rows, positions_BU, strict=True)):
-      first = 0 if row != to else int(np.sum(np.logical_and.accumulate(at_U == np.arange(len(at_U)))))
-      moves.append((to, row, slice(first, len(at_U)), at_U[first:]))
-    for name in self._kept:
+  def _resize(self, rows: np.ndarray, positions_BU: np.ndarray) -> None:
+    """Gives the decoder's inputs room behind these positions of some rows. What they held is written again."""
+    used = positions_BU.shape[1]
+    room = (-(-used // self._block) + 1) * self._block
+    kept = {}
+    for name, memory in self._kept.items():  # memory that was in use before: new pages would take more time
       buffer_BNUK = self._graph.input(name)
-      for to, row, own, at_U in moves:
-        buffer_BNUK[to, :, own] = buffer_BNUK[row].take(at_U, axis=1)
-
-  def _resize(self, used: int) -> None:
-    """Gives the decoder's inputs room behind the positions that are used. What they held is written again."""
-    rows, room = len(self._mask_BWU), (-(-used // self._block) + 1) * self._block
-    kept = {name: self._copy(name, rows, used) for name in self._kept}
+      _, heads, _, features = buffer_BNUK.shape
+      kept[name] = memory[: len(rows) * heads * used * features].reshape(len(rows), heads, used, features)
+      _move(buffer_BNUK, kept[name], rows, positions_BU)
+      del buffer_BNUK  # a view, of which none may be held when sizes change
     self._graph.resize(self._shapes(room))
     self._graph.release()
     for name, cache_BNUK in kept.items():
@@ -110,13 +108,6 @@ class FlatCache:
     for name, array in self._memory.items():
       self._graph.write(name, array)
     self._set_room(used, room)
-
-  def _copy(self, name: str, rows: int, used: int) -> np.ndarray:
-    """The first rows and positions of a cache, in memory that was in use before: new pages would take more time."""
-    cache_BNUK = self._graph.input(name)[:rows, :, :used]
-    kept_BNUK = self._kept[name][: cache_BNUK.size].reshape(cache_BNUK.shape)
-    kept_BNUK[...] = cache_BNUK
-    return kept_BNUK
 
   def _shapes(self, room: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the decoder's inputs with so many positions."""
@@ -147,3 +138,12 @@ class FlatCache:
   def follow(self, parents_BW: np.ndarray) -> None:
     """Moves the masks: hypothesis w of the next step continues hypothesis parents_BW[:, w] of this one."""
     self._mask_BWU = self._mask_BWU[np.arange(len(parents_BW))[:, np.newaxis], parents_BW]
+
+
+def _move(from_BNUK: np.ndarray, to_BNUK: np.ndarray, rows: np.ndarray, positions_BU: np.ndarray) -> None:
+  """Copies these positions of some rows to the beginning of an array, which may be the same one."""
+  for to, (row, at_U) in enumerate(zip(rows, positions_BU, strict=True)):
+    first = int(np.sum(np.logical_and.accumulate(at_U == np.arange(len(at_U)))))  # positions that stay as they are
+    if to_BNUK is not from_BNUK or row != to:
+      to_BNUK[to, :, :first] = from_BNUK[row, :, :first]
+    to_BNUK[to, :, first : len(at_U)] = from_BNUK[row].take(at_U[first:], axis=1)

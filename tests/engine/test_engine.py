@@ -24,6 +24,7 @@ from ai_edge_litert.interpreter import Interpreter
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
+from lingvo_moe.core import text_model
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import exported, manifest, search, stages, translation
 from lingvo_moe.engine.graph import available_threads
@@ -270,7 +271,7 @@ def results(tmp_path):
 def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files(options, results, monkeypatch, capsys):
   monkeypatch.setattr(results_lib, '_UNFINISHED_SECONDS', 0.0)
   decoder.decode(options)
-  expected, read, reads = results(), translation.Translator._read, itertools.count(1)
+  expected, read, reads = results(), text_model.of_finite_probability, itertools.count(1)
   assert set(expected) == {'de-en.hyp', 'de-en.src', 'de-en.ref', 'scores.json'}
 
   def until_the_tenth(*args):
@@ -278,7 +279,7 @@ def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files
       raise KeyboardInterrupt
     return read(*args)
 
-  monkeypatch.setattr(translation.Translator, '_read', until_the_tenth)
+  monkeypatch.setattr(text_model, 'of_finite_probability', until_the_tenth)
   with pytest.raises(KeyboardInterrupt):
     decoder.decode(dataclasses.replace(options, overwrite=True))
   assert set(results()) == {'scores.unfinished.jsonl'}

@@ -95,7 +95,7 @@ def in_numpy(rows, width, n_best=2):
     best_BWJ = np.take_along_axis(logits_BWV, symbols_BWJ, axis=2)
     log_z_BW = np.zeros([len(rows), width], np.float32)
     beam.advance(NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV), time, ALPHA)
-  return read(beam.scores_BW, beam.found_ids_BWT, beam.found_lengths_BW)
+  return read(beam.found.scores_BW, beam.found.ids_BWT, beam.found.lengths_BW)
 
 
 def read(*results):
