@@ -138,9 +138,45 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
     TooFewError: too few pairs are left to be divided.
   """
   identifies = _identifies(texts, rules)
+  (source, target, source_chars, target_chars, outcomes), near, first_not_utf8 = _read(
+    texts, rules, identifies, progress
+  )
+  _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
+  pairs = _by_chunks(sampling.fold, source, target)
+  undecided = outcomes == _UNDECIDED
+  outcomes[undecided & _repeats(pairs, undecided)] = Outcome.DUPLICATE
+  undecided = outcomes == _UNDECIDED
+  for key in near.T:
+    outcomes[undecided & _repeats(np.ascontiguousarray(key), undecided)] = Outcome.NEAR_DUPLICATE
+  partners = max(_PARTNERS, len(outcomes) // 100_000) if rules.max_partners is None else rules.max_partners
+  boilerplate = [
+    _is_frequent(side, (outcomes == _UNDECIDED) & (chars > _SHORT), partners)
+    for side, chars in ((source, source_chars), (target, target_chars))
+  ]
+  outcomes[np.logical_or(*boilerplate)] = Outcome.BOILERPLATE
+  del source_chars, target_chars, near
+  copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
+  decisions = Decisions(outcomes, first_not_utf8, copies, identifies)
+  if rules.corpus != 'train':
+    for hashes, language in zip((source, target), texts.sides, strict=True):
+      outcomes[(outcomes == _UNDECIDED) & np.isin(hashes, _held_out_hashes(folder, language))] = Outcome.SHARES_SENTENCE
+    rules = dataclasses.replace(rules, dev=0, test=0)
+  _hold_out(source, target, pairs, decisions, rules)
+  outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
+  return decisions
+
+
+def _read(
+  texts: Texts, rules: Rules, identifies: bool, progress: Progress | None
+) -> tuple[list[np.ndarray], np.ndarray, tuple[str, ...]]:
+  """Reads all lines; UserError where a side is of another encoding.
+
+  Returns:
+    Columns with an entry for each line: hashes of both sides, their characters, outcomes; keys of near-duplicates,
+    [lines, bands]; Decisions.first_not_utf8.
+  """
   is_other = [language_id.OtherLanguage(side) if identifies else None for side in texts.sides]
-  columns = [array.array(code) for code in 'QQiiB']  # an entry per line: hashes, characters of both sides; outcome
-  near = array.array('Q')  # keys of near-duplicates of each line
+  columns, near = [array.array(code) for code in 'QQiiB'], array.array('Q')
   first_not_utf8: dict[int, tuple[int, bytes]] = {}  # by side: number of the line, and the line
   not_utf8 = [0, 0]
   for sides in texts.batches(progress):
@@ -160,31 +196,9 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
   for i, count in enumerate(not_utf8):
     if count > max(_FEW, lines * _SHARE):
       raise _of_another_encoding(texts.where(i), *first_not_utf8[i], count, lines)
-  source, target, source_chars, target_chars, outcomes = map(np.asarray, columns)
-  _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
-  pairs = _by_chunks(sampling.fold, source, target)
-  outcomes[(outcomes == _UNDECIDED) & _repeats(pairs, outcomes == _UNDECIDED)] = Outcome.DUPLICATE
-  if near:
-    undecided = outcomes == _UNDECIDED
-    for key in np.asarray(near).reshape(lines, -1).T:
-      outcomes[undecided & _repeats(np.ascontiguousarray(key), undecided)] = Outcome.NEAR_DUPLICATE
-  partners = max(_PARTNERS, lines // 100_000) if rules.max_partners is None else rules.max_partners
-  boilerplate = [
-    _is_frequent(side, (outcomes == _UNDECIDED) & (chars > _SHORT), partners)
-    for side, chars in ((source, source_chars), (target, target_chars))
-  ]
-  outcomes[np.logical_or(*boilerplate)] = Outcome.BOILERPLATE
-  del columns, source_chars, target_chars, near
-  copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
   where = tuple(f'line {first_not_utf8[i][0]} of {texts.where(i)}' for i in sorted(first_not_utf8))
-  decisions = Decisions(outcomes, where, copies, identifies)
-  if rules.corpus != 'train':
-    for hashes, language in zip((source, target), texts.sides, strict=True):
-      outcomes[(outcomes == _UNDECIDED) & np.isin(hashes, _held_out_hashes(folder, language))] = Outcome.SHARES_SENTENCE
-    rules = dataclasses.replace(rules, dev=0, test=0)
-  _hold_out(source, target, pairs, decisions, rules)
-  outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
-  return decisions
+  bands = near_duplicates.BANDS if near else 0
+  return list(map(np.asarray, columns)), np.asarray(near).reshape(lines, bands), where
 
 
 def _held_out_hashes(folder: str, language: str) -> np.ndarray:
