@@ -181,11 +181,10 @@ def open_to_read(path: str) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def replacing(path: str, binary: bool = False, sync: bool = True) -> Iterator[IO]:
+def replacing(path: str, binary: bool = False) -> Iterator[IO]:
   """Opens `path`.partial for writing; it takes the place of `path` when the block ends, and is removed on an error.
 
-  What a killed process left under that name is written over. Of several writers one writes at a time. Without `sync`
-  a crash of the machine may leave it damaged.
+  What a killed process left under that name is written over. Of several writers one writes at a time.
 
   Raises:
     OSError: as of a full disk; it names the file.

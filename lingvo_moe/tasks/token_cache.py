@@ -120,7 +120,7 @@ class _Shard:
   def write(self, stream: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
     """Writes the shard, given (ids, lengths) of its lines, up to an empty pair; its last file appears last."""
     lines = total = 0
-    replacing = functools.partial(files_lib.replacing, binary=True, sync=False)
+    replacing = functools.partial(files_lib.replacing, binary=True)
     with replacing(f'{self.path}.tokens') as tokens, replacing(f'{self.path}.offsets') as offsets:
       writers = {'tokens': Writer(tokens), 'offsets': Writer(offsets)}
       writers['offsets'].append(np.zeros(1, np.int64))
@@ -132,7 +132,7 @@ class _Shard:
       for writer in writers.values():
         writer.close()
     checksums = {name: writer.checksums for name, writer in writers.items()}
-    with files_lib.replacing(f'{self.path}.json', sync=False) as f:
+    with files_lib.replacing(f'{self.path}.json') as f:
       f.write(json_files.dump({'lines': lines, 'tokens': total, 'checksums': checksums}))
 
   @functools.cached_property
@@ -379,7 +379,7 @@ def _list_shards(folder: str, entry: Entry, own: Sequence[_Shard]) -> None:
   """Writes the list of an entry's shards, all of which are made."""
   shards = [[entry.files.index(s.part.path), s.part.begin, s.part.end or 0, s.lines, s.total] for s in own]
   meta = {'shards': shards, 'files': list(entry.files), 'vocab': entry.vocab.fingerprint}
-  with files_lib.replacing(os.path.join(folder, 'meta.json'), sync=False) as f:
+  with files_lib.replacing(os.path.join(folder, 'meta.json')) as f:
     f.write(json_files.dump(meta))
 
 
