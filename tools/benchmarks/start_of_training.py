@@ -20,6 +20,7 @@ import numpy as np
 from absl import app, flags
 
 _LINES = flags.DEFINE_integer('lines', 10**7, 'Lines of the corpus.')
+_SHUFFLE_LINES = flags.DEFINE_integer('shuffle_lines', 1, 'The field: consecutive lines that stay together.')
 _BATCHES = flags.DEFINE_integer('batches', 10, 'Batches to read.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Made corpus to read; for the process that is measured.')
 _SHARD_LINES = 10**6
@@ -34,7 +35,8 @@ class _Vocab:
 def _config(folder: str):
   from lingvo_moe.tasks.mt.config import DataConfig
 
-  return DataConfig(data_dir=os.path.join(folder, 'data'), batch_tokens=8192, tag_target=False)
+  values = {'batch_tokens': 8192, 'tag_target': False, 'shuffle_lines': _SHUFFLE_LINES.value}
+  return DataConfig(data_dir=os.path.join(folder, 'data'), **values)
 
 
 def _make(folder: str, lines: int) -> None:
