@@ -55,6 +55,7 @@ class TrainInput(task.TrainInput):
 
   Attributes:
     stats: numbers of pairs, examples and tokens, and of examples left out.
+    shares: name of a pair, or of a corpus of it ('de-en/bt') -> its share of the stream as training begins.
     examples: name of a pair -> number of its examples.
   """
 
@@ -79,6 +80,7 @@ class TrainInput(task.TrainInput):
     self._sampler = sampling.Sampler(
       names, sizes, stages=stages, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
     )
+    self.shares = dict(zip(names, map(float, stages[0]), strict=True))
     self.examples = collections.Counter()
     for name, size in zip(pairs, sizes, strict=True):
       self.examples[name] += int(size)
