@@ -184,6 +184,9 @@ def manual_to_auto(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
   return x
 
 
+auto_to_manual_spmd_partition, manual_to_auto_spmd_partition = auto_to_manual, manual_to_auto  # the paper's names
+
+
 def manually(
   function: Callable[..., tf.Tensor], *args: tuple[tf.Tensor, str], returns: str, first: str = ''
 ) -> tf.Tensor:

@@ -254,3 +254,24 @@ def test_a_manual_region_sees_parts():
   np.testing.assert_array_equal(
     xla_sharding.manually(double, (tf.ones([8, 3]), 'GM'), returns='GM'), 2 * np.ones([8, 3])
   )
+
+
+def test_the_gather_of_section_3_2_in_the_papers_names():
+  x_GSM, s_EGC = tf.random.stateless_normal([4, 6, 3], [1, 2]), tf.constant([[[5, 0], [1, 1], [2, 3], [4, 0]]] * 2)
+
+  def gather(x_GSM, s_EGC):
+    """data = x at (g, s_indices), by a gather on each device's own groups."""
+    part_GSM = xla_sharding.auto_to_manual_spmd_partition(x_GSM, 'GSM')
+    part_EGC = xla_sharding.auto_to_manual_spmd_partition(s_EGC, 'EGC', first='G')
+    parts.append((part_GSM.shape.as_list(), part_EGC.shape.as_list()))
+    g_EGC = tf.broadcast_to(tf.range(part_EGC.shape[1])[:, tf.newaxis], part_EGC.shape)
+    part_EGCM = tf.gather_nd(part_GSM, tf.stack([g_EGC, part_EGC], axis=-1))
+    return xla_sharding.manual_to_auto_spmd_partition(part_EGCM, 'EGCM', first='G')
+
+  parts = []
+  want_EGCM = gather(x_GSM, s_EGC)
+  for e, g, c in np.ndindex(2, 4, 2):
+    np.testing.assert_array_equal(want_EGCM[e, g, c], x_GSM[g, s_EGC[e, g, c]])
+  with xla_sharding.use(FOUR):
+    shape = tf.function(gather, autograph=False).get_concrete_function(x_GSM, s_EGC).outputs[0].shape
+  assert parts == [([4, 6, 3], [2, 4, 2]), ([1, 6, 3], [2, 1, 2])] and shape == [2, 4, 2, 3]

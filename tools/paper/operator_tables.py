@@ -8,6 +8,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.markdown import table
 from lingvo_moe.runtime.chips import Topology
 from paper import partitioned
+from paper.listing import LISTING
 from paper.operators import COMMUNICATION, TABLE_4, UNEVEN, WINDOWS, Operator, large
 
 _SHORT = {
@@ -20,6 +21,7 @@ _SHORT = {
 _DEVICES = (2, 4, 8)
 _TPU = 'v3:2x2'
 _CASES = {
+  'The annotated MoE layer (section 3.2)': LISTING,
   'Communication and resharding (section 3.3)': COMMUNICATION,
   'Convolutions and other windows (appendix A.4)': WINDOWS,
   'Uneven sizes, and operators that move what they keep (section 3.3.3)': UNEVEN,

@@ -12,14 +12,15 @@ pytest.importorskip('jax')
 
 from lingvo_moe.runtime.chips import Topology
 from paper import operator_tables, operators, partitioned
-from paper.operators import AG, AR, CP, OPERATORS, TABLE_4
+from paper.listing import LISTING
+from paper.operators import AA, AG, AR, CP, OPERATORS, TABLE_4
 
 pytestmark = pytest.mark.compiled
 
 name_of = lambda operator: f'{operator.name} {operator.split}'.replace(' ', '_')
 
 
-@pytest.mark.parametrize('operator', OPERATORS, ids=name_of)
+@pytest.mark.parametrize('operator', LISTING + OPERATORS, ids=name_of)
 def test_four_devices_agree_with_one_and_talk_as_expected(operator):
   measured = partitioned.measure(operator, 4)
   assert measured.difference < 1e-6
@@ -72,6 +73,12 @@ def test_the_tpu_compiler_gathers_a_small_operand_and_passes_a_large_one_round()
   topology = Topology.parse('v3:2x2')
   assert partitioned.compile_only(unmatched, topology) == {AG: 1}
   assert set(partitioned.compile_only(operators.large(unmatched), topology)) == {CP}
+
+
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler, libtpu, is not installed')
+def test_the_tpu_compiler_makes_only_alltoalls_of_the_listing_once_combine_weights_are_split():
+  printed, split_weights = (partitioned.compile_only(operator, Topology.parse('v3:2x2')) for operator in LISTING)
+  assert printed.get(AG, 0) > 0 and split_weights == {AA: 2}
 
 
 def test_a_row_has_the_paper_beside_what_was_found(monkeypatch):
