@@ -63,12 +63,16 @@ class Program:
   num_groups: int = 1  # groups of rows of a batch; the rows of a group stay together
   micro_batches: int = 1  # divides num_groups
   frozen: tuple[str, ...] = ()  # parts of the weights that are never updated, such as 'encoder/layer_00'; weights.below
+  init_scale: float = (
+    0.0  # s of matrices that begin as truncated normals of deviation sqrt(s / fan_in); 0: as specified
+  )
   lora: Lora | None = None  # adapters, which are trained in place of the weights
 
   @functools.cached_property
   def model_specs(self) -> dict[str, WeightSpec]:
     """Flat name -> WeightSpec of the weights that the model is given."""
-    return weights_lib.flatten(self.model.weights())
+    specs = weights_lib.flatten(self.model.weights())
+    return weights_lib.scaled_by_fan_in(specs, self.init_scale) if self.init_scale else specs
 
   @functools.cached_property
   def adapter_specs(self) -> dict[str, WeightSpec]:

@@ -109,7 +109,8 @@ def _matrices(specs: Specs) -> int:
 
 
 def _scores(config: ModelConfig, tokens: int) -> int:
-  return 2 * tokens * config.model_dim * config.model().target_embedding.vocab_size
+  softmaxes = getattr(config, 'output_experts', 0) or 1
+  return 2 * softmaxes * tokens * config.model_dim * config.model().target_embedding.vocab_size
 
 
 def _add_attention(

@@ -54,9 +54,46 @@ class Constant:
     return tf.fill(spec.shape, tf.cast(self.value, spec.dtype))
 
 
-def glorot_uniform(fan_in: int, fan_out: int) -> Uniform:
-  """Glorot uniform initial values (Glorot and Bengio, 2010), of variance 2 / (fan_in + fan_out)."""
-  return Uniform(math.sqrt(6.0 / (fan_in + fan_out)))
+@dataclasses.dataclass(frozen=True)
+class TruncatedNormal:
+  """Normal initial values of this standard deviation, from which those beyond two deviations of the whole are cut."""
+
+  stddev: float
+
+  def __call__(self, key: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    within = math.erf(math.sqrt(2))  # share of a normal within two deviations
+    cut = math.sqrt(1 - 4 / math.sqrt(2 * math.pi) * math.exp(-2) / within)  # deviation of what is left
+    x = math.sqrt(2) * tf.math.erfinv((2 * prng.uniform(key, spec.shape) - 1) * within)
+    return tf.cast(x * (self.stddev / cut), spec.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Glorot:
+  """Glorot uniform initial values of a matrix (Glorot and Bengio, 2010), of variance 2 / (fan_in + fan_out).
+
+  They are times `scale`. Program.init_scale replaces them.
+  """
+
+  fan_in: int
+  fan_out: int
+  scale: float = 1.0
+
+  @property
+  def limit(self) -> float:
+    return self.scale * math.sqrt(6.0 / (self.fan_in + self.fan_out))
+
+  def __call__(self, key: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    return Uniform(self.limit)(key, spec)
+
+
+glorot_uniform = Glorot
+
+
+def scaled_by_fan_in(specs: dict[str, WeightSpec], scale: float) -> dict[str, WeightSpec]:
+  """Flat specs whose Glorot values are truncated normals of deviation sqrt(scale / fan_in), as Switch Transformers'."""
+  is_matrix = lambda spec: isinstance(spec.init, Glorot)
+  scaled = lambda s: dataclasses.replace(s, init=TruncatedNormal(math.sqrt(scale / s.init.fan_in)))
+  return {name: scaled(spec) if is_matrix(spec) else spec for name, spec in specs.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
+from lingvo_moe.core.weights import Constant, Specs, Theta, Uniform, WeightSpec, glorot_uniform
 from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned, offsets_of_rows, rotate
 from lingvo_moe.layers.remat import keep
 from lingvo_moe.xla_sharding import shard
@@ -121,7 +121,9 @@ class Attention:
     specs = {name: spec for name, spec in specs.items() if self.bias or not name.startswith('b')}
     if self.relative:
       buckets = self.relative.num_buckets
-      specs['relative'] = WeightSpec((buckets, *heads), f'J{letters}', glorot_uniform(buckets, self.num_heads))
+      specs['relative'] = WeightSpec(
+        (buckets, *heads), f'J{letters}', Uniform(glorot_uniform(buckets, self.num_heads).limit)
+      )
     return specs
 
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None) -> Cache:

@@ -6,7 +6,8 @@ import math
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core.weights import Constant, Normal, Specs, Theta, WeightSpec
+from lingvo_moe.core.weights import Constant, Glorot, Normal, Specs, Theta, WeightSpec
+from lingvo_moe.layers.gates.gate import gate_logits, gate_weight
 from lingvo_moe.xla_sharding import shard
 
 # Score of a masked symbol: its exp is 0 beside that of any other, and label smoothing's share of it stays small.
@@ -53,6 +54,30 @@ class Embedding:
         return logits_BTV
       masked_V = tf.reduce_max(tf.one_hot(self.masked_symbols, self.vocab_size), axis=0) > 0
       return tf.where(masked_V, _MASKED, logits_BTV)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompetingOutputs:
+  """Output softmax of linear experts that compete: p = sum_i p_i P_i, P_i = softmax(x w_i table), p_i a gate's.
+
+  Its cross-entropy, -log sum_i p_i P_i(symbol), is the competitive loss of Jacobs et al. (1991, equation 1.3) for
+  symbols: where a target is a vector d, their P_i is exp(-1/2 ||d - o_i||^2).
+  """
+
+  embedding: Embedding
+  num_experts: int
+
+  def weights(self) -> Specs:
+    m = self.embedding.model_dim
+    experts = WeightSpec((self.num_experts, m, m), 'JMH', Glorot(m, m), factored='MH')
+    return {**self.embedding.weights(), 'gate': gate_weight(m, self.num_experts), 'experts': experts}
+
+  def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    """Log probabilities [B, T, V] of every symbol as the next one."""
+    gates_BTJ = tf.nn.log_softmax(gate_logits(theta['gate'], tf.cast(x_BTM, tf.float32)))
+    of_expert = lambda i: self.embedding.logits(theta, ops.linear(x_BTM, theta['experts'][i]))
+    scores = [tf.nn.log_softmax(of_expert(i)) + gates_BTJ[..., i, tf.newaxis] for i in range(self.num_experts)]
+    return tf.reduce_logsumexp(tf.stack(scores), axis=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,9 @@ class MoE:
     expert_output_scale: factor of the output of chosen experts.
     output_masking: share of tokens that get no output of chosen experts in training, while the others are scaled
       up to the same mean (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not.
+    router_jitter: training multiplies each feature that the gate reads by a random factor, uniform from
+      1 - router_jitter to 1 + router_jitter (Switch Transformers).
+    router_dtype: type of the gate's products.
     shared_experts: number of experts that every token visits beside the chosen ones, as one dense feed-forward of so
       many times H (DeepSeekMoE, Dai et al., arXiv 2401.06066).
   """
@@ -64,6 +67,8 @@ class MoE:
   output_masking: float = 0.0
   shared_experts: int = 0
   capacity_chunks: int = 1
+  router_jitter: float = 0.0
+  router_dtype: str = 'float32'
 
   def __post_init__(self):
     self.gate.check(self.num_experts)
@@ -94,7 +99,7 @@ class MoE:
     """Sends each token to its experts and sums their outputs, weighted by the gate.
 
     Args:
-      x_BTM: tokens. The gate is computed in float32.
+      x_BTM: tokens.
       paddings_BT: 1.0 at padding, which is sent to no expert.
       key: random key in training, for the gate and for dropout; None at inference.
 
@@ -114,7 +119,11 @@ class MoE:
     dropless = key is None or self.capacity_factor is None
     with tf.name_scope('gating'):
       capacity = None if dropless else slots_for(self.capacity_factor)
-      routing = self.gate(theta, tf.cast(x_GSM, tf.float32), grouped(paddings_BT), keys(key), capacity)
+      seen_GSM = tf.cast(x_GSM, tf.float32)
+      if key is not None and self.router_jitter:
+        jitter_GSM = 2 * prng.uniform(keys(prng.fold(key, 'jitter')), sizes(x_GSM)) - 1
+        seen_GSM *= 1 + self.router_jitter * jitter_GSM
+      routing = self.gate(theta, tf.cast(seen_GSM, self.router_dtype), grouped(paddings_BT), keys(key), capacity)
     keys_GS = keys(prng.fold(key, 'experts')) if self.expert_dropout else None
 
     def through_experts(x_GSM, theta, routing):

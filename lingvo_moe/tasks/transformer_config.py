@@ -103,10 +103,30 @@ class ModelConfig(BatchConfig):
   )
   second_choice: str = field(
     'random',
-    'Second choices that training takes: random, with probability 2 * gate as in GShard; or always.',
+    'Second choices that training takes: random, with probability gate / second_choice_threshold; or always.',
     choices=('random', 'always'),
   )
-  gate_init_scale: float = field(1.0, "Factor of the gates' initial weights.", above=0)
+  second_choice_threshold: float = field(
+    0.5, "Gate from which on a random second choice is always taken: 0.5 is GShard's 2 * gate, 1 the gate.", above=0
+  )
+  gate_init_scale: float = field(
+    1.0, "Factor of the gates' initial weights; without effect if init_scale is set.", above=0
+  )
+  init_scale: float = field(
+    0.0,
+    "s of initial matrices, gates' too: truncated normals of deviation sqrt(s / inputs), as in Switch Transformers; 0: "
+    "Glorot's uniform values.",
+    at_least=0,
+  )
+  router_jitter: float = field(
+    0.0,
+    'Training multiplies each feature that a gate reads by 1 - router_jitter to 1 + router_jitter.',
+    at_least=0,
+    below=1,
+  )
+  router_dtype: str = field(
+    'float32', 'Type of the products of gates, whose sums and softmaxes are float32.', choices=('float32', 'bfloat16')
+  )
   capacity_factor: float | None = field(
     2.0,
     'C = capacity_factor * S / E in training; 2 has a slot for both choices of every token at perfect balance. '

@@ -63,6 +63,16 @@ class MoE8E(Dense):
 
 
 @registry.register
+class Competing(Dense):
+  """Dense with 4 competing experts as its output softmax (Jacobs et al., 1991): 871k weights, 863k used by a token.
+
+  Result:  not yet run
+  """
+
+  output_experts: int = 4
+
+
+@registry.register
 class Tiny(MoE8E):
   """MoE8E at the size of a test: bytes, 4 groups, 8 experts, 8 heads, 4 keys: 80.7k weights, 31.5k used by a token."""
 

@@ -13,11 +13,11 @@ of 64; 'Expert Freq.' 1/2 is experts in every other layer; section 5.6: batches 
 Two rows do not count to what they print. The sizes here are those of the released configurations (google/flaxformer,
 t5x/configs/moe/models), which do: switch_classic_large.gin has H=4096 and ReLU, switch_xxl.gin 128 experts.
 
-Training is as there: float32 router and a tenth of its initial scale (section 2.4), capacity factor 1.25, and 1.0 for
-C, balance loss 0.01, z-loss 1e-4 and no dropout in pre-training; the paper fine-tunes with dropout 0.1 and
-expert_dropout 0.4. Departures: no jitter of the router's inputs; only the gates begin smaller; the output softmax of
-XXL and C shares the embedding; 32,000 pieces and 100 sentinels are not padded to 32,128; see DenoisingConfig for T5's
-layers.
+Training is as there: float32 router, truncated normal initial values with s = 0.1 (section 2.4), jitter of 1% of the
+router's inputs, capacity factor 1.25, and 1.0 for C, balance loss 0.01, z-loss 1e-4 and no dropout in pre-training; the
+paper fine-tunes with dropout 0.1 and expert_dropout 0.4. Departures: embeddings and position biases, which are looked
+up, keep their own initial values; the output softmax of XXL and C shares the embedding; 32,000 pieces and 100 sentinels
+are not padded to 32,128; see DenoisingConfig for T5's layers.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Base(DenoisingConfig):
   num_experts: int = 128
   gate: str = 'switch'
   gate_init_scale: float = 0.1
+  init_scale: float = 0.1
+  router_jitter: float = 0.01
   expert: str = 'geglu'
   capacity_factor: float | None = 1.25
   input_dropout: float = 0.0

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from lingvo_moe.core import registry
 from lingvo_moe.layers.gates import gate as gate_lib
 from lingvo_moe.layers.gates import top2 as gating
 from lingvo_moe.ops import backend, xla
@@ -127,6 +128,21 @@ def test_gates_are_normalised_before_drops_and_not_rescaled_after():
 def test_weights_sum_to_one_where_nothing_is_dropped():
   routing = gate([[0.6, 0.2, 0.2], [0.1, 0.1, 0.8]])
   np.testing.assert_allclose(tf.reduce_sum(routing.weight_GSR, axis=-1), [[1, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('threshold, kept', [(0.5, [1, 1, 0, 0]), (1.0, [1, 0, 0, 0]), (0.3, [1, 1, 1, 1])])
+def test_a_second_choice_is_kept_with_probability_gate_over_threshold(threshold, kept):
+  logits = tf.math.log(tf.constant([[[0.7, 0.3]] * 4]))
+  noise = tf.constant([[0.29, 0.59, 0.61, 0.99]])
+  routing = gating.top2_gating(logits, tf.zeros([1, 4]), noise_GS=noise, threshold=threshold)
+  np.testing.assert_array_equal(routing.weight_GSR[0, :, 1] > 0, np.array(kept) > 0)
+  nearest = np.minimum(0.7 - 0.3, np.abs(0.3 / threshold - noise[0]))
+  np.testing.assert_allclose(routing.margin_GS[0], nearest, atol=1e-6)
+
+
+def test_the_threshold_of_second_choices_is_a_field():
+  config = registry.get('mt.cldr.Tiny')(second_choice_threshold=1.0)
+  assert config.moe_gate == gating.Top2(second_choice_threshold=1.0) and config.moe().gate == config.moe_gate
 
 
 def test_second_choice_is_kept_where_twice_its_gate_exceeds_the_noise():

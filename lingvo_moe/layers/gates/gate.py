@@ -11,7 +11,7 @@ from lingvo_moe import ops
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.core.weights import Specs, Theta, Uniform, WeightSpec, glorot_uniform
+from lingvo_moe.core.weights import Glorot, Specs, Theta, WeightSpec
 from lingvo_moe.layers.gates.routing import Routing, RoutingStats
 from lingvo_moe.layers.remat import keep
 
@@ -61,7 +61,7 @@ class Gate(abc.ABC):
     """Chooses experts for each token.
 
     Args:
-      x_GSM: float32 tokens.
+      x_GSM: tokens, in the type in which logits are computed.
       paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
       keys_GS: random key of each token in training; None at inference.
       capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.
@@ -88,13 +88,13 @@ def gate_weight(model_dim: int, num_experts: int, scale: float = 1.0) -> WeightS
 
   The columns are candidates, axis J: every token needs all of them, so they are not split like the experts, E.
   """
-  init = Uniform(scale * glorot_uniform(model_dim, num_experts).limit)
+  init = Glorot(model_dim, num_experts, scale)
   return WeightSpec((model_dim, num_experts), 'MJ', init, factored='MJ', float32=True)
 
 
 def gate_logits(weight_ME: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:
-  """Logits [G, S, E] of a linear gate. float32: bfloat16 makes ties, and ties misroute."""
-  return keep(ops.product('GSM,ME->GSE', x_GSM, tf.cast(weight_ME, tf.float32)), 'GSE')
+  """Logits [G, S, E] of a linear gate, float32, by a product in x's type: in bfloat16 they tie, and ties misroute."""
+  return tf.cast(keep(ops.product('GSM,ME->GSE', x_GSM, tf.cast(weight_ME, x_GSM.dtype)), 'GSE'), tf.float32)
 
 
 def expert_capacity(group_size: Size | tf.Tensor, num_experts: int, capacity_factor: float) -> Size:

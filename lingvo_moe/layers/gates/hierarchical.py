@@ -105,9 +105,10 @@ class Hierarchical(gate.Gate):
       dispatcher = dispatch.make(self.dispatch, routing)
       return dispatcher.combine(second.apply(theta, dispatcher.dispatch(x_GSM)))
 
-    weights = {name: tf.cast(theta[name], tf.float32) for name in names}
+    weights = {name: tf.cast(theta[name], x_GSM.dtype) for name in names}
     longest = tf.maximum(1, tf.reduce_max(length_GE))
     routing = Routing(group_GS1, slot_GS1, real_GS1, self.groups_of_experts, longest, stats=None)
     slots = gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0)
     y_GSJ, _ = ops.sum_over_rounds(through_gates, x_GSM, weights, routing, slots, width=len(names) * within)
+    y_GSJ = tf.cast(y_GSJ, tf.float32)
     return (y_GSJ[..., :within], y_GSJ[..., within:]) if training else (y_GSJ, None)

@@ -14,7 +14,8 @@ from lingvo_moe.layers.gates.routing import Routing
 class Top2(gate.LinearGate):
   """Top-2 gate: each token goes to its two likeliest experts, while they have free slots."""
 
-  second_choice: str = 'random'  # taken in training with probability 2 * gate, as in the paper; or 'always'
+  second_choice: str = 'random'  # taken in training with probability gate / second_choice_threshold; or 'always'
+  second_choice_threshold: float = 0.5  # that of the paper: 2 * gate
 
   least_experts = 2
 
@@ -25,7 +26,10 @@ class Top2(gate.LinearGate):
     noise_GS = None
     if keys_GS is not None and self.second_choice == 'random':
       noise_GS = prng.uniform(keys_GS, sizes(keys_GS))
-    return top2_gating(gate.gate_logits(theta['gate'], x_GSM), paddings_GS, capacity=capacity, noise_GS=noise_GS)
+    logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
+    return top2_gating(
+      logits_GSE, paddings_GS, capacity=capacity, noise_GS=noise_GS, threshold=self.second_choice_threshold
+    )
 
 
 def top2_gating(
@@ -34,6 +38,7 @@ def top2_gating(
   *,
   capacity: Size | None = None,
   noise_GS: tf.Tensor | None = None,
+  threshold: float = 0.5,
 ) -> Routing:
   """Top-2 gating, GShard's Algorithm 1.
 
@@ -41,7 +46,9 @@ def top2_gating(
     logits_GSE: float32 scores.
     paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
     capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.
-    noise_GS: uniform [0, 1); the second choice is kept where 2 * gate > noise. None keeps every one.
+    noise_GS: uniform [0, 1); the second choice is kept where gate / threshold > noise. None keeps every one.
+    threshold: gate from which on a second choice is always kept: 0.5 is the paper's 2 * gate, 1.0 keeps it with the
+      probability of its gate; Lingvo's second_expert_threshold.
 
   Returns:
     A Routing with R=2. A token's weights sum to 1 before drops and are not rescaled after.
@@ -64,12 +71,12 @@ def top2_gating(
   total_GS = gate1_GS + gate2_GS
   gate1_GS, gate2_GS = gate1_GS / total_GS, gate2_GS / total_GS
 
-  # Lines 18-20: the second choice is taken with probability 2 * gate. A skipped one takes no slot: a departure from
-  # line 22, as in Lingvo, since skipping is meant to save slots.
+  # Lines 18-20: the second choice is taken with probability 2 * gate, gate / 0.5. A skipped one takes no slot: a
+  # departure from line 22, as in Lingvo, since skipping is meant to save slots.
   taken2_GS, margin_GS = real_GS, gate.margin(gates_GSE, expert_GSR)
   if noise_GS is not None:
-    taken2_GS *= tf.cast(2.0 * gate2_GS > noise_GS, tf.float32)
-    margin_GS = tf.minimum(margin_GS, tf.abs(2.0 * gate2_GS - noise_GS))
+    taken2_GS *= tf.cast(gate2_GS / threshold > noise_GS, tf.float32)
+    margin_GS = tf.minimum(margin_GS, tf.abs(gate2_GS / threshold - noise_GS))
   # Line 13 counts first choices alone.
   aux_loss = gate.balance_loss(gates_GSE, expert_GSR[..., :1], real_GS)
   weight_GSR, taken_GSR = tf.stack([gate1_GS, gate2_GS], axis=-1), tf.stack([real_GS, taken2_GS], axis=-1)

@@ -5,7 +5,7 @@ import dataclasses
 from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
 from lingvo_moe.corpora.documents import DOCUMENTS
-from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.tasks.lm.model import LanguageModel
@@ -67,6 +67,11 @@ class LmConfig(TransformerConfig, LanguageConfig):
   num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
   rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
   logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
+  output_experts: int = field(
+    0,
+    'Experts of the output softmax, each with one of its own, trained by the competitive loss of 1991; 0: one softmax.',
+    at_least=0,
+  )
   norm: str = 'rms'
   bias: bool = False
 
@@ -78,11 +83,12 @@ class LmConfig(TransformerConfig, LanguageConfig):
   def model(self) -> LanguageModel:
     """The model that these values describe."""
     embedding = self.embedding(self.vocab_size or 8000)
+    own = None if self.tied_output else embedding
     return self.make(
       LanguageModel,
       decoder=self.stack(self.num_layers, self.attention(), self.moe(), causal=True),
       target_embedding=embedding,
-      output_embedding=None if self.tied_output else embedding,
+      output_embedding=CompetingOutputs(embedding, self.output_experts) if self.output_experts else own,
     )
 
 

@@ -9,7 +9,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Now
-from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.search import flat_sequence
@@ -32,7 +32,7 @@ class LanguageModel(losses.TokenModel):
   decoder: CausalStack
   target_embedding: Embedding
   window: int
-  output_embedding: Embedding | None = None
+  output_embedding: Embedding | CompetingOutputs | None = None
 
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
     key = prng.fold(key, 'decoder')
