@@ -54,6 +54,8 @@ class Row:
     steps_per_second: from Table 3, measured.
     core_years: number of cores times the time of training in years, from Table 3.
     steps: training steps, from the footnote on T(96L).
+    billions: of tokens until the cross-entropy is LOSSES, from Table 2.
+    bleu: mean over 100 languages into English, from Figure 6.
   """
 
   name: str
@@ -64,6 +66,8 @@ class Row:
   steps_per_second: float | None = None
   core_years: float | None = None
   steps: int | None = None
+  billions: tuple[int | None, ...] = (None,) * 3
+  bleu: float | None = None
 
   def core_years_at(self, steps_per_second: float | None) -> float | None:
     """TPU core-years of the paper's steps at another speed; None if the paper gives neither steps nor years."""
@@ -83,15 +87,60 @@ _KEPT = (('remat', 'none'),)  # where it fits, by lingvo-moe cost --choose_remat
 
 # All settings that differ from a model's own are in this file.
 TABLE_1 = (
-  Row('MoE(2048E, 36L)', _moe('MoE2048E36L', 'v3:32x32'), 600e9, 36, 4 * _M, 0.72, 22.4),
-  Row('MoE(2048E, 12L)', _moe('MoE2048E12L', 'v3:32x32', values=_KEPT), 200e9, 12, 4 * _M, 2.15, 7.5),
-  Row('MoE(512E, 36L)', _moe('MoE512E36L', 'v3:16x16'), 150e9, 36, _M, 1.05, 15.5),
-  Row('MoE(512E, 12L)', _moe('MoE512E12L', 'v3:16x16', values=_KEPT), 50e9, 12, _M, 3.28, 4.9),
-  Row('MoE(128E, 36L)', _moe('MoE128E36L', 'v3:8x8'), 37e9, 36, _M, 0.67, 6.1),
-  Row('MoE(128E, 12L)', _moe('MoE128E12L', 'v3:8x8', values=_KEPT), 12.5e9, 12, _M, 2.16, 1.9),
+  Row('MoE(2048E, 36L)', _moe('MoE2048E36L', 'v3:32x32'), 600e9, 36, 4 * _M, 0.72, 22.4, None, (82, 175, 542), 44.3),
+  Row(
+    'MoE(2048E, 12L)',
+    _moe('MoE2048E12L', 'v3:32x32', values=_KEPT),
+    200e9,
+    12,
+    4 * _M,
+    2.15,
+    7.5,
+    None,
+    (176, 484, 1780),
+    41.3,
+  ),
+  Row('MoE(512E, 36L)', _moe('MoE512E36L', 'v3:16x16'), 150e9, 36, _M, 1.05, 15.5, None, (66, 170, 567), 43.7),
+  Row(
+    'MoE(512E, 12L)',
+    _moe('MoE512E12L', 'v3:16x16', values=_KEPT),
+    50e9,
+    12,
+    _M,
+    3.28,
+    4.9,
+    None,
+    (141, 486, None),
+    40.0,
+  ),
+  Row('MoE(128E, 36L)', _moe('MoE128E36L', 'v3:8x8'), 37e9, 36, _M, 0.67, 6.1, None, (321, 1074, None), 39.0),
+  Row(
+    'MoE(128E, 12L)',
+    _moe('MoE128E12L', 'v3:8x8', values=_KEPT),
+    12.5e9,
+    12,
+    _M,
+    2.16,
+    1.9,
+    None,
+    (995, None, None),
+    36.7,
+  ),
   Row('MoE(2048E, 60L)', _moe('MoE2048E60L', 'v3:32x32', split_dense=True), 1e12, 60),
-  Row('T(96L)', Case('mt.m4.T96L', 'v3:32x32', 'data:2048', split_dense=True), 2.3e9, 96, 4 * _M, None, 235.5, 300_000),
+  Row(
+    'T(96L)',
+    Case('mt.m4.T96L', 'v3:32x32', 'data:2048', split_dense=True),
+    2.3e9,
+    96,
+    4 * _M,
+    None,
+    235.5,
+    300_000,
+    bleu=36.9,
+  ),
 )
+LOSSES = (0.7, 0.6, 0.5)  # of Table 2, nats per token
+BILINGUAL_BLEU, BILINGUAL_CORE_YEARS = 30.8, 29  # of 100 bilingual baselines: mean (Figure 6), all together
 # A model that section 5.1 discusses and Table 1 does not list.
 MOE_2048E_24L = Row('MoE(2048E, 24L)', _moe('MoE2048E24L', 'v3:32x32'), None, 24)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError, closest, plural
-from paper import plots
+from paper import claims, plots
 
 WINDOW = 10  # languages of the moving average of Figure 6
 METRICS = ('chrF2', 'chrF++', 'BLEU')
@@ -148,7 +148,7 @@ class Quality:
   def make(self) -> list[str]:
     """All blocks."""
     self._compared()  # raises UserError before anything is drawn
-    return [*self.curves(), *self.table2(), *self.table3(), *self.figure6()]
+    return [*self.curves(), *self.the_paper(), *self.table2(), *self.table3(), *self.figure6()]
 
   def curves(self) -> list[str]:
     """Dev loss over target tokens and over seconds."""
@@ -254,6 +254,19 @@ class Quality:
     cell = lambda scores, pair: f'{scores[pair] - base[pair]:+.2f}' if pair in scores else '-'
     rows = [[p, str(self._sizes[p]), f'{base[p]:.2f}', *(cell(s, p) for s in others.values())] for p in pairs]
     return [*blocks, '![figure6](figure6.png)', markdown.table(['pair', 'examples', self._base.name, *others], rows)]
+
+  def the_paper(self) -> list[str]:
+    """GShard's own numbers for these tables."""
+    cell = lambda value: '-' if value is None else f'{value:g}'
+    baseline = ['100 bilingual baselines', *'---', cell(claims.BILINGUAL_BLEU), '-', cell(claims.BILINGUAL_CORE_YEARS)]
+    gain = lambda row: f'+{row.bleu - claims.BILINGUAL_BLEU:.1f}'
+    rows = [
+      [row.name, *map(cell, row.billions), cell(row.bleu), gain(row), cell(row.core_years)]
+      for row in claims.TABLE_1
+      if row.bleu
+    ]
+    columns = ['model', *(f'billions of tokens to {loss:g}' for loss in claims.LOSSES), 'BLEU', 'gain', 'core-years']
+    return ['## The paper (Tables 2 and 3, Figure 6)', markdown.table(columns, [*rows, baseline])]
 
   def _compared(self) -> dict[str, Mapping[str, float]]:
     """Scores of the runs that have translations of the base's pairs; UserError if sizes are needed and not known."""

@@ -65,6 +65,8 @@ def test_tables_by_hand(tmp_path):
   assert '| experts | 40 | 0.0M | 0.02 | 16666.7 | 3.0000 | 21.00 (4 pairs, step 40) |' in blocks
   assert 'experts: +1.00 (median +1.00) in the mean of 4 pairs, 2 gain.' in blocks
   assert 'Of the larger half of the training sets +2.50 (median +2.50), of the smaller -0.50 (median -0.50).' in blocks
+  assert '| MoE(2048E, 36L) | 82 | 175 | 542 | 44.3 | +13.5 | 22.4 |' in blocks  # the paper's
+  assert '| 100 bilingual baselines | - | - | - | 30.8 | - | 29 |' in blocks
   rows = [line for line in blocks.splitlines() if line.startswith('| en-')]
   assert [row.split(' | ')[0] for row in rows] == ['| en-a', '| en-b', '| en-c', '| en-d']  # the largest first
   assert rows[2] == '| en-c | 200 | 20.00 | -1.00 |'
