@@ -3,7 +3,7 @@
 A layout is a mesh, and whether devices store parts of weights that they share. Its name says what is split: the rows of
 the batch (DP, data parallelism), experts (EP, expert parallelism), hidden features and heads (MP, model parallelism),
 as in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961). ZeRO-3, EP and EP+MP are r = 0, r = 1 and r = N
-/ E of Tutel (Hwang et al., arXiv 2206.03382).
+/ E of Tutel (Hwang et al., arXiv 2206.03382), and 2DH is EP with its AllToAll in two levels.
 """
 
 import dataclasses
@@ -27,10 +27,12 @@ NAMES = {
   'DP+MP': ('data', 'model'),
   'EP': ('expert',),
   'EP+DP': ('data', 'expert'),
+  '2DH': ('node', 'expert'),
+  '2DH+DP': ('data', 'node', 'expert'),
   'EP+MP': ('expert', 'model'),
   'EP+MP+DP': ('data', 'expert', 'model'),
 }  # -> axes of the mesh
-CHUNKS = (2, 4)  # values of capacity_chunks that are tried with the cheapest mesh
+CHUNKS = (2, 4)  # values of capacity_chunks that are tried
 
 
 class Layout(NamedTuple):
@@ -104,7 +106,7 @@ def choose(
   rounds: int = 1,
   progress: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
-  """Compiles a program of a model under each layout; then tries chunks of slots with the cheapest.
+  """Compiles a program of a model under each layout, and with chunks of slots where these could be the cheapest.
 
   The arguments are those of cost.estimate, and:
 
@@ -136,12 +138,15 @@ def choose(
   fitting = sorted((c for c in tried if not c.refused), key=lambda c: c.cost)
   # Chunks are worth a try in training with a capacity, where AllToAlls can overlap.
   may_chunk = program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1
-  if fitting and topology and may_chunk and asynchronous_exchanges(fitting[0].report):
-    fitting += [c for c in (estimated(fitting[0].layout, chunks) for chunks in CHUNKS) if not c.refused]
+  for whole in list(fitting) if topology and may_chunk else ():
+    for chunks in CHUNKS if asynchronous_exchanges(whole.report) else ():
+      # The least that chunks of this layout could take, as their AllToAlls take no less than whole ones.
+      if pipelined_seconds(whole.report, math.inf) < min(c.cost for c in fitting):
+        fitting += [c for c in [estimated(whole.layout, chunks)] if not c.refused]
   return sorted(fitting, key=lambda c: c.cost) + [c for c in tried if c.refused]
 
 
-def pipelined_seconds(report: cost.Report, chunks: int) -> float | None:
+def pipelined_seconds(report: cost.Report, chunks: float) -> float | None:
   """Seconds of a step, where the AllToAlls of a chunk of slots overlap with the experts' computation of another.
 
   Of n chunks the first to be sent and the last to be computed overlap with nothing, so in each phase the shorter of
@@ -155,7 +160,7 @@ def pipelined_seconds(report: cost.Report, chunks: int) -> float | None:
   for phase, parts in report.phases.items():
     exchange = sum(c.seconds for c in asynchronous_exchanges(report) if c.phase == phase)
     hidden += min(exchange, parts['experts'].compute_seconds)
-  return seconds - hidden * (chunks - 1) / chunks
+  return seconds - hidden * (1 - 1 / chunks)
 
 
 def asynchronous_exchanges(report: cost.Report) -> list[cost.CollectiveCost]:

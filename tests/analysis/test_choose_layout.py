@@ -46,6 +46,9 @@ def test_all_layouts_of_eight_devices():
     '--mesh=expert:8',
     '--mesh=data:2,expert:4',
     '--mesh=data:4,expert:2',
+    '--mesh=node:2,expert:4',
+    '--mesh=node:4,expert:2',
+    '--mesh=data:2,node:2,expert:2',
     '--mesh=expert:2,model:4',
     '--mesh=expert:4,model:2',
     '--mesh=data:2,expert:2,model:2',
@@ -151,6 +154,28 @@ def test_chunks_are_tried_where_all_to_alls_are_asynchronous(monkeypatch):
   assert compiled == [('expert:4', 1), ('expert:4', 2), ('expert:4', 4)]
   fake(lambda mesh, config: of_chunks(mesh, config, asynchronous=False), monkeypatch)
   assert [c.chunks for c in layouts.choose('m', CONFIG, one, Topology.parse('v5e:2x2'))] == [1]
+
+
+def test_chunks_are_searched_together_with_the_layout(monkeypatch):
+  def of(mesh, config):
+    # EP is the cheapest whole; chunks hide more of the two-level AllToAll; those of EP+DP cannot pay.
+    seconds, rest = {'expert:4': (2.0, 10.0), 'node:2,expert:2': (8.0, 6.0), 'data:2,expert:2': (1.0, 15.0)}[mesh]
+    phases = {'forward': {'experts': cost.Part(compute_seconds=20.0)}}
+    return FakeReport([exchange(8, seconds, True)], {'all-to-all': 2}, rest + seconds, phases)
+
+  compiled = fake(of, monkeypatch)
+  found = layouts.choose('m', CONFIG, layouts.layouts(4, True, ['EP', '2DH', 'EP+DP']), Topology.parse('v5e:2x2'))
+  assert (found[0].layout.name, found[0].chunks, found[0].seconds) == ('2DH', 4, 14 - 6)
+  assert [(c.layout.name, c.chunks) for c in found] == [
+    ('2DH', 4),
+    ('2DH', 2),
+    ('EP', 4),
+    ('EP', 2),
+    ('EP', 1),
+    ('2DH', 1),
+    ('EP+DP', 1),
+  ]
+  assert ('data:2,expert:2', 2) not in compiled
 
 
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
