@@ -238,13 +238,14 @@ def _bitcast_over_stages(values):
   return pfor.wrap(tf.bitcast(values.stacked_input(0), values.get_attr('type')), True)
 
 
-def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def barrier(tensors: Sequence[tf.Tensor], compiled: bool = False) -> list[tf.Tensor]:
   """Optimization barrier: returns the tensors, each available only once all are.
 
   The compiler then does not merge operations after it with equal ones before. It is XLA's barrier where a runtime has
-  set a mesh, of one device or more; elsewhere TensorFlow's control dependencies, across which XLA may still merge.
+  set a mesh, of one device or more, or with `compiled`, by XLA in any case; elsewhere TensorFlow's control
+  dependencies, across which XLA may still merge.
   """
-  if _mesh.get() is not None:
+  if compiled or _mesh.get() is not None:
     return list(tf2xla.optimization_barrier(*tensors))
   with tf.control_dependencies(tensors):
     return [tf.identity(x) for x in tensors]

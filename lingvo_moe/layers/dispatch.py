@@ -58,6 +58,11 @@ def make(name: str, routing: Routing) -> Dispatcher:
   return _OF_BACKENDS['einsum' if name == 'gather' and xla_sharding.in_stage() else name](routing)
 
 
+def is_grouped(name: str) -> bool:
+  """Whether the dispatcher of this name has no slots, and so drops nothing and needs no rounds."""
+  return (backend.current().dispatcher if name == 'auto' else name) == 'grouped'
+
+
 class EinsumDispatcher(Dispatcher):
   """Dispatch by one-hot masks and einsums: Algorithm 2 of GShard.
 
@@ -163,6 +168,8 @@ class GroupedDispatcher(Dispatcher):
   def _places(self) -> tuple[ops.Places, tf.Tensor]:
     """Row of each choice and choice of each row; and the expert offsets."""
     r = self.routing
+    if not backend.current().open_shapes:
+      return self._static_places()
     # Choices of weight 0 are sorted after the last expert, and cut off.
     expert_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR, r.num_experts)
     by_expert = sort(tf.reshape(expert_GSR, [-1]), r.num_experts)
@@ -170,6 +177,24 @@ class GroupedDispatcher(Dispatcher):
     choice_X = tf.concat([by_expert.order[:num_rows], [0]], axis=0)
     row_GSR = tf.minimum(tf.reshape(by_expert.place, sizes(r.expert_GSR)), num_rows)
     return ops.Places(row_GSR, choice_X, None, None), by_expert.offsets
+
+  def _static_places(self) -> tuple[ops.Places, tf.Tensor]:
+    """As `_places`, with a row for every choice; those of weight 0 read the last row.
+
+    Rows of an expert are in the order of its slots, group by group: XLA compiles a sort here for a minute.
+    """
+    r = self.routing
+    groups, size, ranks = sizes(r.slot_GSR)
+    num_rows, kept_GSR = groups * size * ranks, r.weight_GSR > 0
+    hot_GSRE = tf.one_hot(tf.where(kept_GSR, r.expert_GSR, -1), r.num_experts, dtype=tf.int32)
+    count_GE = tf.reduce_sum(hot_GSRE, axis=[1, 2])
+    expert_offsets = tf.concat([[0], tf.cumsum(tf.reduce_sum(count_GE, axis=0))], axis=0)
+    first_GE = expert_offsets[:-1] + tf.cumsum(count_GE, axis=0, exclusive=True)
+    place_GSR = tf.gather(first_GE, r.expert_GSR, batch_dims=1) + r.slot_GSR
+    row_GSR = tf.where(kept_GSR, place_GSR, num_rows)
+    choice_GSR = tf.reshape(tf.range(num_rows), sizes(r.slot_GSR))
+    choice_X = tf.scatter_nd(row_GSR[..., tf.newaxis], choice_GSR, [num_rows + 1])[:num_rows]
+    return ops.Places(row_GSR, tf.concat([choice_X, [0]], axis=0), None, None), expert_offsets
 
 
 class SingleDispatcher(Dispatcher):

@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.dispatch import Dispatched, GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.remat import keep
+from lingvo_moe.ops import backend
 from lingvo_moe.xla_sharding import shard
 
 
@@ -56,6 +58,11 @@ class Experts(abc.ABC):
 
   def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
     """Outputs of grouped rows: here each expert is called by itself, its rows in slots of one group."""
+    if not backend.current().open_shapes:
+      raise UserError(
+        "dispatch='grouped' compiled by XLA is for experts of kind relu without biases; others need to know the "
+        "number of their rows: bind dispatch = 'auto', 'gather' or 'einsum'"
+      )
     num_experts = x.expert_offsets.shape[0] - 1
     count_E = x.expert_offsets[1:] - x.expert_offsets[:-1]
     divided = lambda x_X: tf.split(x_X, tf.concat([count_E, [1]], axis=0), num=num_experts + 1)

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,16 +10,78 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.custom_gradient import pull_back
+from lingvo_moe.ops.custom_gradient import custom_gradient, pull_back
 from lingvo_moe.ops.loops import counted
 
+BLOCK = 128  # rows of a block of grouped_ffn
 
-def grouped_ffn(*args: Any) -> tf.Tensor:
-  """Raises UserError: the number of rows of an expert is known only when the program runs."""
-  raise UserError(
-    "dispatch='grouped' gives every expert the rows of its own tokens, whose number XLA cannot know while it compiles: "
-    "bind dispatch = 'auto', 'gather' or 'einsum'"
-  )
+
+def grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
+  """Grouped feed-forward in a loop over blocks of BLOCK rows of one expert; see reference.grouped_ffn.
+
+  Blocks as those of MegaBlocks (Gale et al., arXiv 2211.15841): there are at most X / BLOCK + E, however the rows are
+  distributed, and each is a product with the matrices of its expert. What a block writes beyond the last row of its
+  expert is overwritten by the next one, so no row is copied to pad an expert.
+
+  Raises:
+    UserError: on a mesh, whose devices would not know which rows are theirs.
+  """
+  if xla_sharding.current() is not None:
+    raise UserError(
+      "dispatch='grouped' gives every expert the rows of its own tokens, whose number XLA cannot know while it "
+      "compiles for a mesh: bind dispatch = 'auto', 'gather' or 'einsum'"
+    )
+  # Else XLA fuses the counts of choices into every use of the offsets, and compiles for a minute.
+  (expert_offsets,) = xla_sharding.barrier([expert_offsets], compiled=True)
+  rows_X1 = tf.range(x_XM.shape[0])[:, tf.newaxis] < expert_offsets[-1]  # those of an expert
+  block = min(BLOCK, x_XM.shape[0])
+  blocks_E = (expert_offsets[1:] - expert_offsets[:-1] + block - 1) // block
+  ends_E = tf.cumsum(blocks_E)
+  padded = lambda x: tf.pad(x, [[0, block], [0, 0]])  # a slice that would end later begins earlier
+  unpadded = lambda y: tf.where(rows_X1, y[:-block], 0)
+
+  def at(number):
+    """(expert, its first row, 1.0 where a row is the expert's) of a block, and its slice of an array."""
+    e = tf.reduce_sum(tf.cast(ends_E <= number, tf.int32))
+    first = expert_offsets[e] + (number - ends_E[e] + blocks_E[e]) * block
+    own_X1 = (first + tf.range(block) < expert_offsets[e + 1])[:, tf.newaxis]
+    return e, first, own_X1, lambda x: tf.slice(x, [first, 0], [block, x.shape[1]])
+
+  def hidden(x_XM, e, own, wi_EMH):
+    h_XH = tf.nn.relu(tf.matmul(own(x_XM), wi_EMH[e]))
+    return h_XH, 1 if keep_XH is None else tf.cast(own(padded(keep_XH)), h_XH.dtype)
+
+  @custom_gradient
+  def run(x_XM, wi_EMH, wo_EHM):
+    x_XM = padded(x_XM)
+
+    def forward(number, y_XM):
+      e, first, _, own = at(number)
+      h_XH, keep = hidden(x_XM, e, own, wi_EMH)
+      return [xla_sharding.update_slice(y_XM, tf.matmul(h_XH * keep, wo_EHM[e]), [first, 0])]
+
+    def grad(dy_XM):
+      dy_XM = padded(dy_XM)
+
+      def backward(number, dx_XM, dwi_EMH, dwo_EHM):
+        e, first, own_X1, own = at(number)
+        h_XH, keep = hidden(x_XM, e, own, wi_EMH)
+        dy = tf.where(own_X1, own(dy_XM), 0)
+        dh_XH = tf.where(h_XH > 0, tf.matmul(dy, wo_EHM[e], transpose_b=True) * keep, 0)
+        add = lambda w, dw: xla_sharding.update_slice(w, (w[e] + dw)[tf.newaxis], [e, 0, 0])
+        return (
+          xla_sharding.update_slice(dx_XM, tf.matmul(dh_XH, wi_EMH[e], transpose_b=True), [first, 0]),
+          add(dwi_EMH, tf.matmul(own(x_XM), dh_XH, transpose_a=True)),
+          add(dwo_EHM, tf.matmul(h_XH * keep, dy, transpose_a=True)),
+        )
+
+      zeros = [_zeros(a, a.dtype) for a in (x_XM, wi_EMH, wo_EHM)]
+      dx_XM, *dw = counted(ends_E[-1], backward, *zeros)
+      return [unpadded(dx_XM), *dw]
+
+    return unpadded(counted(ends_E[-1], forward, _zeros(x_XM, x_XM.dtype))[0]), grad
+
+  return run(x_XM, wi_EMH, wo_EHM)
 
 
 def write_cache(buffer: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor, layer: tf.Tensor | None = None) -> tf.Tensor:

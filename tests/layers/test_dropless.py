@@ -73,10 +73,11 @@ def assert_same(got, expected):
     np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.max(np.abs(b))))
 
 
-@pytest.mark.parametrize('way', ['einsum', 'gather'])
+@pytest.mark.parametrize('way', ['einsum', 'gather', 'grouped'])
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
-def test_rounds_equal_a_layer_with_room_for_all(kind, way, training):
+def test_rounds_and_blocks_equal_a_layer_with_room_for_all(kind, way, training, monkeypatch):
+  monkeypatch.setattr(xla, 'BLOCK', 5)
   key = prng.key(0) if training else None
   roomy = dataclasses.replace(LAYER, dispatch=way, capacity_factor=float(EXPERTS))
   expected, stats = run(roomy, kind, backend.REFERENCE, key)
@@ -85,6 +86,18 @@ def test_rounds_equal_a_layer_with_room_for_all(kind, way, training):
   assert_same(got, expected)
   np.testing.assert_array_equal(of_rounds.tokens_E, stats.tokens_E)
   assert float(of_rounds.dropped_R[0] + of_rounds.dropped_R[1]) == 0
+  assert way != 'grouped' or float(of_rounds.rounds) == 1
+
+
+@pytest.mark.parametrize('factor', [0.5, 1.0, 2.0])
+def test_blocks_leave_out_what_found_no_slot(factor, monkeypatch):
+  monkeypatch.setattr(xla, 'BLOCK', 3)
+  dropping = dataclasses.replace(LAYER, capacity_factor=factor)
+  expected, stats = run(dataclasses.replace(dropping, dispatch='einsum'), 'zipf', backend.REFERENCE, prng.key(0))
+  assert float(tf.reduce_sum(stats.dropped_R)) > 0
+  assert_same(
+    run(dataclasses.replace(dropping, dispatch='grouped'), 'zipf', xla.BACKEND, prng.key(0), jit=True)[0], expected
+  )
 
 
 @pytest.mark.parametrize('kind', KINDS)

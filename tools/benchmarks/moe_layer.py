@@ -44,9 +44,10 @@ def measure(config: MtConfig, clock: Clock, jit: bool = False) -> list[Timing]:
 def measure_rounds(config: MtConfig, clock: Clock) -> list[Timing]:
   """Times a MoE layer compiled by XLA on the tokens of a batch: training (forward and backward) and inference.
 
-  Three ways to serve the choices: 'dropping' at capacity factor 2, 'rounds' of as many slots, and 'room for all', one
-  round with S slots of every expert. Two loads, with choices made by hand: 'balanced', every expert as often as any
-  other in each group, and 'skewed', the expert of rank r in proportion to 1 / r. The functions are timed in turn.
+  Four ways to serve the choices: 'dropping' at capacity factor 2, 'rounds' of as many slots, 'blocks' of rows of one
+  expert, and 'room for all', one round with S slots of every expert. Two loads, with choices made by hand: 'balanced',
+  every expert as often as any other in each group, and 'skewed', the expert of rank r in proportion to 1 / r. The
+  functions are timed in turn.
 
   A result has, besides the Timing: mode, serving, load, rounds, slots of an expert and group, bytes of the experts'
   input, hidden layer and output in a round, the share of choices dropped, and tokens_per_s.
@@ -55,6 +56,7 @@ def measure_rounds(config: MtConfig, clock: Clock) -> list[Timing]:
   factors = {
     'dropping': {'capacity_factor': 2.0},
     'rounds': {'capacity_factor': None, 'round_capacity_factor': 2.0},
+    'blocks': {'capacity_factor': None, 'dispatch': 'grouped'},
     'room for all': {'capacity_factor': None, 'round_capacity_factor': float(layer.num_experts)},
   }
   tokens = {load: routed(layer, config.num_groups, _shape(config), load) for load in LOADS}
@@ -70,12 +72,15 @@ def measure_rounds(config: MtConfig, clock: Clock) -> list[Timing]:
     step = steps[key]
     factor = factors[key[1]].get('round_capacity_factor', 2.0)
     slots = layer.gate.capacity(step.num_tokens // config.num_groups, layer.num_experts, factor)
-    size = 4 * layer.num_experts * config.num_groups * slots
+    size = layer.num_experts * config.num_groups * slots
+    bytes_used = 4 * size * (2 * layer.model_dim + layer.hidden_dim)
+    if key[1] == 'blocks':
+      slots, bytes_used = 0, 4 * (2 * layer.model_dim * (2 * step.num_tokens) + layer.hidden_dim * xla.BLOCK)
     timing |= {
       **dict(zip(('mode', 'serving', 'load'), key, strict=True)),
       'rounds': float(step.stats.rounds),
       'slots': slots,
-      'bytes': size * (2 * layer.model_dim + layer.hidden_dim),
+      'bytes': bytes_used,
       'dropped': round(float(tf.reduce_sum(step.stats.dropped_R) / (2 * step.stats.tokens)), 4),
       'tokens_per_s': round(step.num_tokens / timing['median_s'], 1),
     }
