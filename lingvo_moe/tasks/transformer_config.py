@@ -109,20 +109,14 @@ class ModelConfig(BatchConfig):
   second_choice_threshold: float = field(
     0.5, "Gate from which on a random second choice is always taken: 0.5 is GShard's 2 * gate, 1 the gate.", above=0
   )
-  gate_init_scale: float = field(
-    1.0, "Factor of the gates' initial weights; without effect if init_scale is set.", above=0
-  )
+  gate_init_scale: float = field(1.0, "Factor of the gates' initial weights, if init_scale is 0.", above=0)
   init_scale: float = field(
     0.0,
-    "s of initial matrices, gates' too: truncated normals of deviation sqrt(s / inputs), as in Switch Transformers; 0: "
-    "Glorot's uniform values.",
+    "s of Switch's initial values, truncated normals of sigma sqrt(s / inputs) for all matrices; 0: Glorot's.",
     at_least=0,
   )
   router_jitter: float = field(
-    0.0,
-    'Training multiplies each feature that a gate reads by 1 - router_jitter to 1 + router_jitter.',
-    at_least=0,
-    below=1,
+    0.0, "Training multiplies each feature of a gate's input by 1 +- up to router_jitter.", at_least=0, below=1
   )
   router_dtype: str = field(
     'float32', 'Type of the products of gates, whose sums and softmaxes are float32.', choices=('float32', 'bfloat16')
