@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_moe import machine
 from lingvo_moe.analysis import cost, hlo, hlo_collectives, parity
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.layers.pipeline import Pipeline
 from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 
-pytest.importorskip('jax')
+jax = pytest.importorskip('jax')
+spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
+lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
 pytestmark = pytest.mark.compiled
 
@@ -103,6 +108,19 @@ def test_no_weight_is_gathered_and_gradients_are_summed_once():
       assert kind != 'all-gather' or not any(s[-len(w) :] == w for s in shapes for w in weights), shapes
   # Of the encoder once forward and once backward; the decoder also passes back the gradient of the encoder output.
   assert permuted == 2 + 3
+
+
+def test_any_number_of_stages_passes_values_by_collective_permutes_alone():
+  mesh, schedule = Mesh.parse('stage:4,data:2'), Pipeline(4, 2, micro_batches=4, num_groups=8, repeats=1, blocks=4)
+  lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
+  places = lowered.sharding((('stage', 'data'),))
+  both_ways = lambda x_ZI: tf.tanh(schedule.passed(x_ZI, 1)) + schedule.passed(x_ZI, -1)
+  jitted = jax.jit(lowering.traced(both_ways, mesh), in_shardings=places, out_shardings=places)
+  x_ZI = np.random.default_rng(0).standard_normal((8, 3, 5)).astype(np.float32)
+  program = jitted.lower(x_ZI).compile()
+  found = [c.kind for c in hlo_collectives.collectives(hlo.parse(program.as_text()))]
+  assert found == ['collective-permute'] * 2
+  np.testing.assert_allclose(program(x_ZI), np.tanh(np.roll(x_ZI, 2, axis=0)) + np.roll(x_ZI, -2, axis=0), atol=1e-6)
 
 
 def test_the_program_does_not_grow_with_depth():
