@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 
 import numpy as np
+import sentencepiece
 import tensorflow as tf
 
-from lingvo_moe.core import weights
+from lingvo_moe.core import configuration, weights
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.run import importing
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
 
 FIXTURES = pathlib.Path(os.environ.get('LINGVO_MOE_INTEROP') or pathlib.Path(__file__).parent / 'data' / 'interop')
+TEXT = ['Ein Hund läuft über die Wiese.', 'A dog runs across the meadow.', 'Wo ist der  Bahnhof?', '']
 
 
 class ImportedModel:
@@ -41,3 +45,24 @@ class ImportedModel:
   def ids(self, theirs):
     """Ids here of ids there."""
     return np.vectorize(self.here.get)(theirs).astype(np.int32)
+
+
+def own_run(name, path, **values):
+  """A run of a registered model with initial weights, and its runtime."""
+  vocab = path / 'vocab'
+  vocab.mkdir(parents=True)
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT * 3), model_prefix=str(vocab / 'source'), vocab_size=80, hard_vocab_limit=False,
+    pad_id=0, bos_id=1, eos_id=2, unk_id=3, user_defined_symbols=['<2de>', '<2en>'], minloglevel=2,
+  )  # fmt: skip
+  model = str(shutil.copy(vocab / 'source.model', vocab / 'pieces.model'))
+  size = sentencepiece.SentencePieceProcessor(model_file=model).get_piece_size()
+  fields = ('vocab', 'vocab_size') if name.startswith('lm.') else ('source_vocab', 'source_vocab_size')
+  both = {} if name.startswith('lm.') else {'target_vocab': model}
+  config = configuration.resolve(name, (), (), **dict(zip(fields, (model, size), strict=True)), **both, **values)
+  run = RunDir(str(path))
+  run.write_config(name, config)
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  run.checkpoints().save(runtime)
+  return run, config

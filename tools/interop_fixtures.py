@@ -207,7 +207,12 @@ def expected(model, encode, tokenizer):
   beam = model.generate(
     input_ids=src, attention_mask=mask, num_beams=4, length_penalty=0.0, early_stopping=False, **options
   )
-  arrays = dict(encoder=out.encoder_last_hidden_state, logits=out.logits, loss=loss, greedy=greedy, beam=beam)
+  mean = model.generate(  # ranked by log p / length; the heuristic by which theirs stops sooner is off
+    input_ids=src, attention_mask=mask, num_beams=4, length_penalty=1.0, early_stopping='never', **options
+  )
+  arrays = dict(
+    encoder=out.encoder_last_hidden_state, logits=out.logits, loss=loss, greedy=greedy, beam=beam, mean=mean
+  )
   nllb_moe = model.config.model_type == 'nllb-moe'
   experts = {name: logits.topk(2).indices for name, logits in routers.items() if nllb_moe}
   return ids, dict(src=src, mask=mask, inputs=inputs, targets=targets, **arrays, **experts)

@@ -155,6 +155,7 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
   """Function that translates by lingvo_moe/engine, and returns the numbers of symbols."""
   import numpy as np
 
+  from lingvo_moe.core.length_norm import LengthNorm
   from lingvo_moe.core.vocab import EOS
   from lingvo_moe.engine import search, stages
   from lingvo_moe.engine.graph import available_threads
@@ -174,7 +175,7 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
 
   def translate(batch, decoder, encoder):
     memory, lengths_B = search.encode(encoder, [job.sources[i] for i in batch]), np.full(len(batch), job.max_length)
-    return search.search(decoder, memory, lengths_B, job.beam_size, job.alpha, n_best=1).lengths_BW[:, 0]
+    return search.search(decoder, memory, lengths_B, job.beam_size, LengthNorm(job.alpha), n_best=1).lengths_BW[:, 0]
 
   return lambda: [int(length) for _, lengths_B in lanes.run(translate, batches) for length in lengths_B]
 

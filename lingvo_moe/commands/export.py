@@ -8,7 +8,8 @@ dev loss is used, and printed; --step=N and --checkpoint=last select another one
   --format=ctranslate2   a dense model for CTranslate2, from pieces to pieces
   --format=litert        for lingvo-moe translate, serve and lingvo_moe.load without TensorFlow; --weights=float32 keeps
                          weights as they are, and takes four times the memory of int8
-  --format=huggingface   an imported model (lingvo-moe import), trained further or not, in the form that it came in
+  --format=huggingface   an imported model (lingvo-moe import), trained further or not, in the form that it came in; or
+                         a model whose layers a class of transformers has
   --format=safetensors   the weights by the names that they have here
 
 --keep_experts removes the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints

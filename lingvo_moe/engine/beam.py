@@ -12,6 +12,7 @@ import numpy as np
 
 from lingvo_moe.core import constraints as constraints_lib
 from lingvo_moe.core.constraints import Constraints, Progress
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.core.vocab import BOS, EOS, PAD
 
 NEG_INF = np.float32(-np.inf)
@@ -102,19 +103,19 @@ class Beam:
       self.progress and Progress(*map(of_rows, self.progress)),
     )
 
-  def advance(self, next_symbols: NextSymbols, time: int, alpha: float) -> np.ndarray:
+  def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm) -> np.ndarray:
     """Continues the hypotheses by one symbol; returns the parent of each live one.
 
     Args:
       next_symbols: of each hypothesis.
       time: number of steps made before.
-      alpha: GNMT's length normalisation.
+      norm: length normalisation.
     """
     length, width = time + 1, self.last_BW.shape[1]
     continued = self._continue if self.constraints is None else self._constrained
     log_probs_BJ, symbols_BJ, parents_BJ = continued(next_symbols, length)
     ends_BJ = symbols_BJ == EOS
-    self._finish(np.where(ends_BJ, log_probs_BJ, NEG_INF), parents_BJ, length, alpha)
+    self._finish(np.where(ends_BJ, log_probs_BJ, NEG_INF), parents_BJ, length, norm)
     log_probs_BJ = np.where(ends_BJ, NEG_INF, log_probs_BJ)
     # Under constraints continuations come in the order in which they are kept.
     order_BJ = log_probs_BJ if self.constraints is None else np.where(log_probs_BJ > NEG_INF, 1, 0)
@@ -128,7 +129,7 @@ class Beam:
     self.ids_BWT[:, :, time] = self.last_BW
     # A row stops when no live hypothesis can enter the n best: its log-probability can only fall, and no length penalty
     # is larger than that of the longest.
-    best_attainable_B = self.log_probs_BW.max(axis=1) / length_penalty(self.max_lengths_B, alpha)
+    best_attainable_B = self.log_probs_BW.max(axis=1) / norm.penalty(self.max_lengths_B.astype(np.float32))
     self.log_probs_BW[best_attainable_B <= self.found.scores_BW[:, -1]] = NEG_INF
     return parents_BW
 
@@ -157,7 +158,7 @@ class Beam:
       (PAD, BOS, EOS),
     )
 
-  def _finish(self, ended_BJ, parents_BJ, length, alpha):
+  def _finish(self, ended_BJ, parents_BJ, length, norm):
     """Adds the continuations that end, `length` symbols long, to the finished hypotheses; keeps the best."""
     if not np.any(ended_BJ > NEG_INF):
       return
@@ -165,17 +166,12 @@ class Beam:
     ended_ids_BWT = self.ids_BWT.copy()
     ended_ids_BWT[:, :, length - 1] = EOS
     lengths_BJ = np.full_like(parents_BJ, length, dtype=np.int32)
-    ended = n_best + parents_BJ, lengths_BJ, ended_BJ, ended_BJ / length_penalty(length, alpha)
+    ended = n_best + parents_BJ, lengths_BJ, ended_BJ, ended_BJ / norm.penalty(np.float32(length))
     numbers_BW = np.broadcast_to(np.arange(n_best), found.scores_BW.shape)
     source_BJ, *of_both = (np.concatenate(x, axis=1) for x in zip((numbers_BW, *found[1:]), ended, strict=True))
     chosen_BW = _best(of_both[-1], n_best)
     ids_BJT = np.concatenate([found.ids_BWT, ended_ids_BWT], axis=1)
     self.found = Found(_at(ids_BJT, _at(source_BJ, chosen_BW)), *(_at(x_BJ, chosen_BW) for x_BJ in of_both))
-
-
-def length_penalty(length: int | np.ndarray, alpha: float) -> np.ndarray:
-  """Length penalty ((5 + |Y|) / 6) ** alpha, which divides a log-probability (GNMT, arXiv:1609.08144, eq. 14)."""
-  return np.power((np.float32(5) + np.asarray(length, np.float32)) / np.float32(6), np.float32(alpha))
 
 
 def _best(values_BJ: np.ndarray, count: int) -> np.ndarray:

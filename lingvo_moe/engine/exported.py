@@ -4,10 +4,13 @@ import os
 from collections.abc import Sequence
 
 from lingvo_moe.core import files
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.core.text_model import TextModel
 from lingvo_moe.engine import manifest
 from lingvo_moe.engine.graph import available_threads
 from lingvo_moe.engine.lanes import Lanes
+
+_LATER = {'length_norm_k': LengthNorm(0).k, 'tag_sides': 'source'}  # which exports of earlier versions lack
 
 
 class ExportedModel(TextModel):
@@ -25,12 +28,16 @@ class ExportedModel(TextModel):
   """
 
   def __init__(self, path: str, threads: int | None, graphs: Sequence[str]) -> None:
-    self.settings = settings = manifest.read(path)
+    self.settings = settings = {**_LATER, **manifest.read(path)}
     self.path, self.model, self.step = path, settings['model'], settings['step']
     self.fingerprint = files.sha256(os.path.join(path, manifest.MANIFEST))[:16]
     self.checkpoint = f'{settings["checkpoint"]}; {settings["weights"]} weights'
     self.beam_size, self.max_length = settings['beam_size'], settings['max_length']
     self.lanes = Lanes(path, graphs, threads or available_threads())
+
+  @property
+  def length_norm(self) -> LengthNorm:
+    return LengthNorm(self.settings['length_norm_alpha'], self.settings['length_norm_k'])
 
   def __repr__(self) -> str:
     return f'ExportedModel({self.path!r}, {self.model}, {self.checkpoint})'

@@ -70,8 +70,8 @@ class Continuer(text_model.Generator):
     prompts = [[BOS, *vocab.encode(request.prompt).tolist()] for request in requests]
     values, listeners = by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
-      width, alpha = self._model.beam_size, settings['length_norm_alpha']
-      results = search.search(decoder, {}, values['limits'], width, alpha, copies, read(reader, prompts, 1))
+      width, norm = self._model.beam_size, self._model.length_norm
+      results = search.search(decoder, {}, values['limits'], width, norm, copies, read(reader, prompts, 1))
     else:
       by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[1:])
       watch = lambda symbols_B: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B)), copies)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.core.constraints import Constraints
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.core.vocab import BOS, EOS, PAD
 from lingvo_moe.engine.beam import Beam, Found, NextSymbols
 from lingvo_moe.engine.flat_cache import FlatCache, Prompt
@@ -42,7 +43,7 @@ def search(
   memory: Mapping[str, np.ndarray],
   max_lengths_B: np.ndarray,
   width: int,
-  alpha: float,
+  norm: LengthNorm,
   n_best: int,
   prompt: Prompt | None = None,
   begin: int = BOS,
@@ -56,7 +57,7 @@ def search(
     memory: from `encode`.
     max_lengths_B: the largest |Y| of each row, counting eos, at least 1.
     width: W, the live hypotheses of a row.
-    alpha: length normalisation.
+    norm: length normalisation.
     n_best: number of translations, at most W.
     prompt: what the hypotheses continue; None: `begin`.
     given: the first symbols of all, whose probabilities do not count.
@@ -80,7 +81,7 @@ def search(
       cache.keep(rows, beam.live_BW)
       beam, numbers = beam.take(rows), numbers[rows]
     cache.run(beam.last_BW, time, beam.live_BW)
-    cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, alpha))
+    cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, norm))
     time += 1
   note_results()
   return found

@@ -27,7 +27,7 @@ class TranslationModel(ExportedModel):
 
   def __init__(self, path: str, threads: int | None = None) -> None:
     super().__init__(path, threads, ('decoder', 'encoder'))
-    self.tag_sides = self.settings.get('tag_sides', 'source')  # an earlier version has none
+    self.tag_sides = self.settings['tag_sides']
     get = self.settings.get  # likewise
     self.training_lines = TrainingLines(get('several_sentences'), get('long_line'))
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
@@ -79,7 +79,7 @@ class Translator(text_model.Translator):
       keep: called with the number and the translations of each further sentence, when its batch is done.
       request: what is asked of each.
     """
-    model, settings = self._model, self._model.settings
+    model = self._model
     of_source, of_target = self._around(target)
     sources, truncated = _rows(model.source, texts, of_source, model.max_length)
     found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
@@ -100,7 +100,7 @@ class Translator(text_model.Translator):
         search.encode(encoder, [sources[i] for i in batch]),
         limits_B,
         model.beam_size,
-        settings['length_norm_alpha'],
+        model.length_norm,
         self._n_best,
         begin=self._begin,
         given=of_target.before,

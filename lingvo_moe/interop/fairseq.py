@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lingvo_moe.interop.table import Entry, linear, norm
+from lingvo_moe.interop.table import Entry, linear, norm, ours_of, theirs_of
+
+ACTIVATIONS = {'relu': 'relu', 'swish': 'swish', 'silu': 'swish', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu'}
+_NAMES = {
+  'd_model': 'model_dim',
+  'encoder_ffn_dim': 'ff_dim',
+  'encoder_attention_heads': 'num_heads',
+  'encoder_layers': 'encoder_layers',
+  'decoder_layers': 'decoder_layers',
+  'dropout': 'residual_dropout',
+  'attention_dropout': 'attention_dropout',
+  'activation_dropout': 'ffn_dropout',
+}
 
 
 def attention(theirs: str, ours: str) -> Iterator[Entry]:
@@ -54,22 +66,22 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
   for name in ('ffn_dim', 'attention_heads'):
     if config[f'encoder_{name}'] != config[f'decoder_{name}']:
       raise ValueError(f'decoder_{name}={config[f"decoder_{name}"]} is not encoder_{name}={config[f"encoder_{name}"]}')
-  return dict(
-    model_dim=config['d_model'],
-    ff_dim=config['encoder_ffn_dim'],
-    num_heads=config['encoder_attention_heads'],
+  return ours_of(config, _NAMES) | dict(
     head_dim=config['d_model'] // config['encoder_attention_heads'],
-    encoder_layers=config['encoder_layers'],
-    decoder_layers=config['decoder_layers'],
     norm_epsilon=1e-5,
     embedding_scale=0.0 if config.get('scale_embedding') else 1.0,
     activation=ACTIVATIONS[config['activation_function']],
-    residual_dropout=config['dropout'],
     input_dropout=config['dropout'],
-    attention_dropout=config['attention_dropout'],
-    ffn_dropout=config['activation_dropout'],
     shared_vocab=True,
   )
 
 
-ACTIVATIONS = {'relu': 'relu', 'swish': 'swish', 'silu': 'swish', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu'}
+def form(ours: Any) -> dict[str, Any]:
+  """Values of config.json by those of a configuration here: the inverse of `sizes`."""
+  return theirs_of(ours, _NAMES) | dict(
+    decoder_ffn_dim=ours.ff_dim,
+    decoder_attention_heads=ours.num_heads,
+    scale_embedding=not ours.embedding_scale,
+    activation_function={kind: name for name, kind in reversed(ACTIVATIONS.items())}.get(ours.activation, 'relu'),
+    max_position_embeddings=ours.max_length,
+  )

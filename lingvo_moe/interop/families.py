@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.interop import m2m100, marian, mixtral, t5
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Imported
 
 FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
+_VOCABULARIES = ('source_vocab', 'target_vocab', 'vocab')  # fields that name SentencePiece models
+
+
+def forms(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+  """(architecture, files of a folder without weights) of each family that may hold a model of this configuration."""
+  models = {name: files.read(path) for name in _VOCABULARIES if (path := getattr(config, name, '')) not in ('', 'byte')}
+  for family in FAMILIES:
+    try:
+      made = family.form(config, models)
+    except (AttributeError, KeyError):  # another task
+      continue
+    yield made['config.json']['architectures'][0], _with_search(made, config)
+
+
+def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
+  """The files with the special symbols of this package, and what search has."""
+  symbols = {'pad_token_id': 0, 'bos_token_id': 1, 'decoder_start_token_id': 1, 'eos_token_id': 2}
+  size = getattr(config, 'source_vocab_size', 0) or config.vocab_size
+  forbidden = [[i] for i in (0, 1, *config.masked_symbols)]
+  search = symbols | {'num_beams': config.beam_size, 'bad_words_ids': forbidden}
+  if config.length_norm_k == 0:
+    search['length_penalty'] = config.length_norm_alpha
+  return {
+    **made,
+    'config.json': {**made['config.json'], **symbols, 'vocab_size': size, 'dtype': 'float32'},
+    'generation_config.json': search,
+  }
 
 
 def convert(folder: HubFolder) -> Imported:

@@ -23,8 +23,8 @@ def convert(folder: HubFolder) -> Imported:
   ids = folder.json('vocab.json', json_files.INTEGER)
   pieces = {i: piece for piece, i in ids.items()}
   tags = {piece: match[1] for piece in ids if (match := _LANGUAGE.fullmatch(piece))}
-  # The decoder begins with pad. Pieces of the source without an id are unknown.
-  special = (-1, folder.config['decoder_start_token_id'], ids['</s>'], ids['<unk>'])
+  # Pieces of the source without an id are unknown.
+  special = (*vocabulary.pad_and_begin(folder.config), ids['</s>'], ids['<unk>'])
   more = [piece.piece for piece in source.pieces if piece.piece not in ids and piece.type == vocabulary.NORMAL]
   symbols = Symbols(special, folder.config['vocab_size'], len(more))
   names = [pieces.get(i, '') for i in symbols.theirs[: len(symbols.theirs) - len(more)]]
@@ -45,6 +45,15 @@ def convert(folder: HubFolder) -> Imported:
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
   """Values of the fields of a configuration."""
   return {**fairseq.sizes(config), 'norm_first': False, 'position_endpoint': False, 'logit_bias': True}
+
+
+def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
+  """Files of a folder without weights, by a configuration and vocabularies here: the inverse of `convert`."""
+  pieces = vocabulary.pieces(models['source_vocab'])
+  names = [f'>>{tag[1]}<<' if (tag := vocabulary.TAG.fullmatch(piece)) else piece for piece in pieces]
+  config = {'architectures': [*ARCHITECTURES], 'model_type': 'marian', **fairseq.form(ours)}
+  files = {'config.json': config, 'vocab.json': {name: i for i, name in enumerate(names)}}
+  return files | {'source.spm': models['source_vocab'], 'target.spm': models['target_vocab']}
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:

@@ -7,10 +7,22 @@ from typing import Any
 
 from lingvo_moe.interop import vocabulary
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm
+from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, theirs_of
 
 ARCHITECTURES = ('MixtralForCausalLM',)
 _TOKENISER = ('tokenizer.model',)
+
+_NAMES = {
+  'hidden_size': 'model_dim',
+  'intermediate_size': 'ff_dim',
+  'num_hidden_layers': 'num_layers',
+  'num_attention_heads': 'num_heads',
+  'rope_theta': 'rotary_base',
+  'rms_norm_eps': 'norm_epsilon',
+  'tie_word_embeddings': 'tied_output',
+  'num_local_experts': 'num_experts',
+  'num_experts_per_tok': 'choices',
+}
 
 
 def convert(folder: HubFolder) -> Imported:
@@ -18,7 +30,8 @@ def convert(folder: HubFolder) -> Imported:
   (path,) = folder.need(*_TOKENISER)
   base, size = vocabulary.read(path), folder.config['vocab_size']
   pieces = [piece.piece for piece in base.pieces] + [''] * (size - len(base.pieces))
-  symbols = Symbols((-1, *map(pieces.index, ('<s>', '</s>', '<unk>'))), size)
+  pad = pieces.index('<pad>') if '<pad>' in pieces else -1
+  symbols = Symbols((pad, *map(pieces.index, ('<s>', '</s>', '<unk>'))), size)
   return Imported(
     model='lm.mixtral.Mixtral8x7B',
     values=values(folder.config),
@@ -32,29 +45,34 @@ def convert(folder: HubFolder) -> Imported:
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
   """Values of the fields of a configuration."""
   heads, choices = config['num_attention_heads'], config['num_experts_per_tok']
-  return dict(
-    num_layers=config['num_hidden_layers'],
-    model_dim=config['hidden_size'],
-    ff_dim=config['intermediate_size'],
-    num_heads=heads,
+  return ours_of(config, _NAMES) | dict(
     num_kv_heads=config['num_key_value_heads'] % heads,
     head_dim=config.get('head_dim') or config['hidden_size'] // heads,
-    rotary_base=config['rope_theta'],
-    norm_epsilon=config['rms_norm_eps'],
     embedding_scale=1.0,
-    tied_output=config['tie_word_embeddings'],
     scan_layers=False,
     remat='none',
     activation_dtype='float32',
     dispatch='auto',
-    num_experts=config['num_local_experts'],
     moe_every=1,
     gate='top_k',
-    choices=choices,
     expert='swiglu',
     # Theirs is of all layers together, and `choices` where all experts have an equal share; here the sum of layers, 1.
     aux_loss_weight=config['router_aux_loss_coef'] * choices / config['num_hidden_layers'],
   )
+
+
+def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
+  """Files of a folder without weights, by a configuration and a vocabulary here: the inverse of `convert`."""
+  config = theirs_of(ours, _NAMES) | dict(
+    architectures=[*ARCHITECTURES],
+    model_type='mixtral',
+    num_key_value_heads=ours.num_kv_heads or ours.num_heads,
+    head_dim=ours.head_dim,
+    max_position_embeddings=ours.window,
+    router_aux_loss_coef=ours.aux_loss_weight * ours.num_layers / ours.choices,
+  )
+  tokeniser = {'tokenizer_class': 'LlamaTokenizer', 'legacy': False}
+  return {'config.json': config, 'tokenizer_config.json': tokeniser, 'tokenizer.model': models['vocab']}
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:

@@ -7,12 +7,25 @@ from typing import Any
 
 from lingvo_moe.interop import vocabulary
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm
+from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, theirs_of
 
 ARCHITECTURES = tuple(f'{name}ForConditionalGeneration' for name in ('T5', 'MT5', 'SwitchTransformers'))
 _TOKENISER = ('spiece.model',)
 _SENTINELS = 100  # of T5's tokeniser, where its configuration does not say how many
-_ACTIVATIONS = {'relu': 'relu', 'gated-gelu': 'geglu', 'gelu': 'gelu', 'gated-silu': 'swiglu'}
+_ACTIVATIONS = {'relu': 'relu', 'gated-gelu': 'geglu', 'gelu_new': 'gelu', 'gated-silu': 'swiglu'}
+
+_NAMES = {
+  'd_model': 'model_dim',
+  'd_ff': 'ff_dim',
+  'd_kv': 'head_dim',
+  'num_heads': 'num_heads',
+  'num_layers': 'encoder_layers',
+  'num_decoder_layers': 'decoder_layers',
+  'layer_norm_epsilon': 'norm_epsilon',
+  'relative_attention_num_buckets': 'relative_buckets',
+  'relative_attention_max_distance': 'relative_distance',
+  'dropout_rate': 'residual_dropout',
+}
 
 
 def convert(folder: HubFolder) -> Imported:
@@ -23,8 +36,7 @@ def convert(folder: HubFolder) -> Imported:
   sentinels = folder.json_if_any('tokenizer_config.json').get('extra_ids', _SENTINELS)
   pieces += [f'<extra_id_{i}>' for i in reversed(range(sentinels if '▁<extra_id_0>' not in pieces else 0))]
   pieces += [''] * (folder.config['vocab_size'] - len(pieces))
-  # The decoder begins with pad.
-  special = (-1, folder.config['decoder_start_token_id'], pieces.index('</s>'), pieces.index('<unk>'))
+  special = (*vocabulary.pad_and_begin(folder.config), pieces.index('</s>'), pieces.index('<unk>'))
   symbols = Symbols(special, folder.config['vocab_size'])
   names = [pieces[i] for i in symbols.theirs]
   model = vocabulary.reordered(base, names, {}, [name for name in names if name.startswith('<extra_id_')])
@@ -43,26 +55,16 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   """Values of the fields of a configuration."""
   activation = _ACTIVATIONS[_projection(config)]
   tied = config.get('tie_word_embeddings', True)
-  common = dict(
-    model_dim=config['d_model'],
-    ff_dim=config['d_ff'],
-    num_heads=config['num_heads'],
-    head_dim=config['d_kv'],
-    encoder_layers=config['num_layers'],
-    decoder_layers=config['num_decoder_layers'],
+  common = ours_of(config, _NAMES) | dict(
     norm='rms',
-    norm_epsilon=config['layer_norm_epsilon'],
     bias=False,
     activation=activation,
     positions='relative',
-    relative_buckets=config['relative_attention_num_buckets'],
-    relative_distance=config['relative_attention_max_distance'],
     shared_relative=True,
     attention_scale=1.0,
     embedding_scale=1.0,
     tied_output=tied,
     logit_scale=config['d_model'] ** -0.5 if tied else 1.0,
-    residual_dropout=config['dropout_rate'],
     input_dropout=config['dropout_rate'],
     attention_dropout=config['dropout_rate'],
     ffn_dropout=config['dropout_rate'],
@@ -70,6 +72,8 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   )
   if 'num_experts' not in config:
     return common | {'num_experts': 0}
+  if config['encoder_sparse_step'] > 2:
+    raise ValueError(f'encoder_sparse_step={config["encoder_sparse_step"]}, whose layers are others than here')
   sparse = config['num_sparse_encoder_layers']  # there, losses are means of the layers of a stack, here their sums
   return common | dict(
     num_experts=config['num_experts'],
@@ -79,6 +83,25 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     aux_loss_weight=config['router_aux_loss_coef'] / sparse,
     router_z_loss_weight=config['router_z_loss_coef'] / sparse,
   )
+
+
+def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
+  """Files of a folder without weights, by a configuration and a vocabulary here: the inverse of `convert`."""
+  config = theirs_of(ours, _NAMES) | dict(
+    architectures=[ARCHITECTURES[2 if ours.num_experts else 0]],
+    model_type='switch_transformers' if ours.num_experts else 't5',
+    feed_forward_proj={kind: name for name, kind in _ACTIVATIONS.items()}.get(ours.activation, 'relu'),
+    tie_word_embeddings=ours.tied_output,
+  )
+  if ours.num_experts:
+    stacks, sparse = ('encoder', 'decoder'), ours.encoder_layers // max(ours.moe_every, 1)
+    config |= {f'num_sparse_{stack}_layers': sparse for stack in stacks}
+    config |= {f'{stack}_sparse_step': ours.moe_every for stack in stacks}
+    config |= {'num_experts': ours.num_experts, 'expert_capacity': ours.max_length}
+    config |= {'router_aux_loss_coef': ours.aux_loss_weight * sparse}
+    config |= {'router_z_loss_coef': ours.router_z_loss_weight * sparse}
+  tokeniser = {'tokenizer_class': 'T5Tokenizer', 'extra_ids': 0, 'legacy': False}
+  return {'config.json': config, 'tokenizer_config.json': tokeniser, 'spiece.model': models['source_vocab']}
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:

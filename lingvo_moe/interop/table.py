@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core.weights import WeightSpec
+
 ReadRows = Callable[[slice], np.ndarray]  # rows of a table of symbols, [V] or [V, M]
 
 
@@ -94,6 +96,16 @@ class Entry:
     theirs = [n for n in theirs if n != 1]
     return theirs in (there, [math.prod(there)])
 
+  def shape_there(self, spec: WeightSpec, symbols: Symbols) -> list[int]:
+    """Shape of the tensor of a weight, or of an expert's part of it."""
+    shape, dims = (spec.shape, spec.dims) if self.expert is None else (spec.shape[1:], spec.dims[1:])
+    if self.kind == 'symbols':
+      return [symbols.size, *shape[1:]] if len(shape) > 1 else [1, symbols.size]
+    if self.kind == 'same':
+      return [math.prod(shape)] if self.theirs.endswith('bias') else list(shape)
+    at = dims.index(spec.factored[0]) + 1 if spec.factored else 1  # axes of the inputs end here
+    return [math.prod(shape[at:]), math.prod(shape[:at])]
+
   def outwards(self, weight: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
     """The tensor of this shape."""
     if self.kind == 'matrix':
@@ -101,6 +113,16 @@ class Entry:
     elif self.kind == 'symbols':
       weight = symbols.outwards(weight.__getitem__)
     return np.ascontiguousarray(weight).reshape(shape)
+
+
+def ours_of(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+  """Values of fields here by those of config.json, for names there and here."""
+  return {ours: config[theirs] for theirs, ours in names.items()}
+
+
+def theirs_of(config: Any, names: Mapping[str, str]) -> dict[str, Any]:
+  """Values of config.json by those of a configuration here, for names there and here."""
+  return {theirs: getattr(config, ours) for theirs, ours in names.items()}
 
 
 def linear(theirs: str, ours: str, weight: str, bias: str | None = None, expert: int | None = None) -> Iterator[Entry]:

@@ -6,7 +6,9 @@ symbol that text is never encoded to is an unused piece, a language a tag.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
@@ -14,6 +16,7 @@ from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+TAG = re.compile('<2([^>]+)>')  # which chooses a language
 _KINDS = sentencepiece_model_pb2.ModelProto.SentencePiece
 NORMAL = _KINDS.NORMAL
 
@@ -27,6 +30,17 @@ def read(path: str) -> sentencepiece_model_pb2.ModelProto:
   if proto is None or not proto.pieces:
     raise UserError(f'{path} is not a SentencePiece model: fetch it again')
   return proto
+
+
+def pieces(model: bytes) -> list[str]:
+  """Pieces of a SentencePiece model in the order of their ids."""
+  return [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(model).pieces]
+
+
+def pad_and_begin(config: Mapping[str, Any]) -> tuple[int, int]:
+  """Ids of pad, -1 where the decoder begins with it, and of the symbol with which the decoder begins."""
+  begin = config['decoder_start_token_id']
+  return -1 if config.get('pad_token_id', begin) == begin else config['pad_token_id'], begin
 
 
 def reordered(

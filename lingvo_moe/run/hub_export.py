@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import configuration, files, json_files, log_directory
+from lingvo_moe.core import configuration, fields, files, json_files, log_directory
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
-from lingvo_moe.run import checkpoint
+from lingvo_moe.interop.table import Imported
+from lingvo_moe.run import checkpoint, importing
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks.task import TaskConfig
 
 _SHARD_BYTES = 2 << 30  # of a file
 _PART = checkpoint.PART_BYTES // 4  # elements that are read at once of weights that can be read so
@@ -25,34 +30,85 @@ _TENSOR = json_files.Kind(
   'a type and sizes',
   lambda value: isinstance(value, list) and value[:1] in _TYPES and all(type(n) is int and n >= 0 for n in value[1:]),
 )
+# Fields that change how a model is trained or computed, not the function that it is.
+_OF_TRAINING = (
+  'activation_dtype aux_loss_weight batch_tokens capacity_factor eval_batch_tokens expert_output_masking '
+  'gate_init_scale label_smoothing num_groups router_z_loss_weight second_choice window z_loss_weight'
+).split()
+_OF_TEXT = ('begin', 'tag_sides', 'tag_target')  # of a translation model: symbols around a text
 
 
 def require(run: RunDir) -> None:
-  """Raises UserError unless the run was imported, so that it has a form there."""
-  if not files.exists(run.file(log_directory.IMPORTED)):
-    raise UserError(
-      f'a run that was imported goes back to the form that it came in; {run.path} was begun here, and no public class '
-      'has its layers: use --format=safetensors for its weights by our names'
-    )
+  """Raises UserError unless the run has a form there: one that it came in, or a public class that holds its layers."""
+  with tempfile.TemporaryDirectory() as folder:
+    _write_form(folder, run)
 
 
 def keep_form(run: RunDir, source: RunDir) -> None:
   """Copies the form that a run was imported in to one that has its weights, where the model is the same."""
   if not files.exists(source.file(log_directory.IMPORTED)):
     return
-  of_folder = families.convert(HubFolder(source.file(log_directory.ORIGINAL))).values
-
-  def facts(run):
-    _, config = run.load()
-    shapes = checkpoint.by_layer({name: spec.shape for name, spec in config.program().model_specs.items()})
-    values = [getattr(config, name) for name in of_folder if not name.endswith('dropout')]
-    return shapes, values, configuration.fingerprints(run.config_file)
-
-  if facts(run) == facts(source):
+  (_, ours), (_, theirs) = run.load(), source.load()
+  fingerprints = configuration.fingerprints(run.config_file) == configuration.fingerprints(source.config_file)
+  if fingerprints and _is_same_function(ours, theirs):
     names = [os.path.join(log_directory.ORIGINAL, name) for name in files.listdir(source.file(log_directory.ORIGINAL))]
     files.makedirs(run.file(log_directory.ORIGINAL))
     for name in (*names, log_directory.IMPORTED):
       files.write(run.file(name), files.read(source.file(name)))
+
+
+def _free(config: TaskConfig) -> set[str]:
+  """Fields that do not change the function that a model is."""
+  names = [field.name for field in dataclasses.fields(config)]
+  return {*fields.may_change(type(config)), *_OF_TRAINING, *(name for name in names if name.endswith('dropout'))}
+
+
+def _is_same_function(config: TaskConfig, other: TaskConfig) -> bool:
+  """Whether models of two configurations compute the same from the same weights at inference."""
+  free = {name: getattr(other, name) for name in _free(config) if hasattr(other, name)}
+  text = [[getattr(c, name, None) or None for name in _OF_TEXT] for c in (config, other)]
+  alike = dataclasses.replace(config, **free)
+  return text[0] == text[1] and alike.model() == other.model()
+
+
+def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
+  """Writes config.json and the tokeniser; returns what an import makes of them, and types and sizes of the tensors."""
+  if files.exists(run.file(log_directory.IMPORTED)):
+    kind = json_files.by_name(_TENSOR)
+    note = json_files.read(run.file(log_directory.IMPORTED), 'what an import wrote', 'import it again', tensors=kind)
+    for name in files.listdir(original := run.file(log_directory.ORIGINAL)):
+      files.write(os.path.join(folder, name), files.read(os.path.join(original, name)))
+    imported = families.convert(HubFolder(folder))
+    used = {entry.theirs for entry in imported.entries}
+    return imported, {name: kind for name, kind in note['tensors'].items() if name in used}  # others are computed there
+  _, config = run.load()
+  reasons = []
+  for architecture, made in families.forms(config):
+    for name, content in made.items():
+      text = content if isinstance(content, bytes) else json.dumps(content, indent=2, ensure_ascii=False).encode()
+      files.write(os.path.join(folder, name), text)
+    try:
+      imported, same = importing.read(folder)[1:]
+      if _is_same_function(config, same):
+        return imported, _kinds(imported, same)
+      given = {name: value for name, value in imported.values.items() if name not in _free(config)}
+      odd = [name for name, value in given.items() if getattr(config, name) != value]
+    except UserError:
+      odd = []
+    reasons.append(f'{architecture} has others ({", ".join(odd[:4])}{", ..." * (len(odd) > 4)})')
+    for name in made:
+      os.remove(os.path.join(folder, name))
+  raise UserError(
+    f'a run that was not imported goes out where a public class has its layers; of {run.path}, '
+    f'{"; ".join(reasons) or "no class has any"}: use --format=safetensors for its weights by our names'
+  )
+
+
+def _kinds(imported: Imported, config: TaskConfig) -> dict[str, list]:
+  """Types and sizes of the tensors of a model of this package."""
+  specs = weights_lib.flatten(dataclasses.replace(config, scan_layers=False).model().weights())
+  shape = lambda e: e.shape_there(specs[e.ours], imported.symbols) if e.ours else [config.model_dim]
+  return {entry.theirs: ['F32', *shape(entry)] for entry in imported.entries}
 
 
 def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
@@ -60,14 +116,9 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
 
   Import of the folder gives the same checkpoint, where types are float32.
   """
-  kind = json_files.by_name(_TENSOR)
-  note = json_files.read(run.file(log_directory.IMPORTED), 'what an import wrote', 'import it again', tensors=kind)
-  original = HubFolder(run.file(log_directory.ORIGINAL))
-  imported = families.convert(original)
+  imported, kinds = _write_form(folder, run)
   weights = run.checkpoints().merged(step, run.load()[1])
   entries = {entry.theirs: entry for entry in imported.entries}
-
-  kinds = {name: kind for name, kind in note['tensors'].items() if name in entries}  # others are computed there
 
   def read(name: str) -> Iterator[np.ndarray]:
     entry, shape = entries[name], kinds[name][1:]
@@ -83,8 +134,6 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
       yield entry.outwards(weight, shape, imported.symbols)
 
   _save(folder, kinds, read)
-  for name in os.listdir(original.path):
-    shutil.copy(original.file(name), folder)
 
 
 def save_weights(folder: str, run: RunDir, step: int) -> None:

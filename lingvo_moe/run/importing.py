@@ -7,21 +7,24 @@ imported.json, and the configuration and the tokeniser's files of the folder in 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import sentencepiece
 import tensorflow as tf
 
 from lingvo_moe.core import bindings, configuration, errors, files, json_files, log_directory, new_folder
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.interop import families
+from lingvo_moe.interop import families, vocabulary
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Imported
+from lingvo_moe.interop.table import Imported, Symbols
 from lingvo_moe.program import Program
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
@@ -29,6 +32,9 @@ from lingvo_moe.runtime.slices import Slice
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 _VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}
+_DONE = re.compile(r'_.*|transformers_version|\w+_token_id|max_length|use_cache')  # else of generation_config.json
+_IDS = json_files.optional(json_files.list_of(json_files.INTEGER))
+_WORDS = json_files.optional(json_files.list_of(json_files.list_of(json_files.INTEGER)))
 _SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json')
 
 
@@ -84,8 +90,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 def pieces(path: str) -> list[str]:
   """Source pieces of a model's folder, in the order of ids here."""
   model, *_ = read(path)[1].vocabularies.values()
-  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-  return processor.id_to_piece(list(range(processor.vocab_size())))
+  return vocabulary.pieces(model)
 
 
 def _shapes(folder: HubFolder, imported: Imported, config: TaskConfig) -> dict[str, tuple[int, ...]]:
@@ -99,15 +104,38 @@ def _shapes(folder: HubFolder, imported: Imported, config: TaskConfig) -> dict[s
 def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> TaskConfig:
   size = len(imported.symbols.theirs)
   sizes = {field.replace('vocab', 'vocab_size'): size for field in imported.vocabularies}
-  values = {**imported.values, **sizes, 'masked_symbols': imported.symbols.masked}
+  search, forbidden = _generation(folder, imported.symbols)
+  values = {**imported.values, **sizes, 'masked_symbols': tuple(sorted({*imported.symbols.masked, *forbidden}))}
   given = bindings.from_settings(imported.model, settings)
   chosen = bindings.read(imported.model, (), given)
   values |= dict.fromkeys(imported.vocabularies, '')  # named when they are written
   if odd := next((field for field in chosen if chosen[field] != values.get(field, chosen[field])), None):
     raise UserError(f'{odd} of an imported model is that of its folder; saw --set {odd}={chosen[odd]!r}: leave it out')
-  if type(beams := folder.json_if_any('generation_config.json').get('num_beams')) is int:
-    values['beam_size'] = chosen.get('beam_size', beams)
-  return configuration.resolve(imported.model, (), given, **values)
+  return configuration.resolve(imported.model, (), given, **values, **{k: chosen.get(k, v) for k, v in search.items()})
+
+
+def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], list[int]]:
+  """Values of generation_config.json by the fields of search, and ids here that it forbids; prints what has no effect.
+
+  Its pad and begin symbol are no part of an answer anyway, an end is forced at the limit of length, and the language of
+  a translation forces its first symbol.
+  """
+  path, stated = folder.file('generation_config.json'), folder.json_if_any('generation_config.json')
+  try:
+    json_files.check(stated, bad_words_ids=_WORDS, suppress_tokens=_IDS)
+  except ValueError as e:
+    raise UserError(f'{path} is not one of transformers ({e}): fetch it again') from None
+  search = {'length_norm_alpha': stated.pop('length_penalty', 1.0), 'length_norm_k': 0.0}
+  if beams := stated.pop('num_beams', 0):
+    search['beam_size'] = beams
+  words = stated.get('bad_words_ids') or []
+  single = {word[0] for word in words if len(word) == 1} - {*symbols.special[:3]}
+  if max(map(len, words), default=1) == 1:
+    stated.pop('bad_words_ids', None)
+  single |= {*(stated.pop('suppress_tokens', None) or ())}
+  if unknown := {name: stated[name] for name in stated if stated[name] and not _DONE.fullmatch(name)}:
+    print(f'{path}: without effect here: {json.dumps(unknown)}', file=sys.stderr)
+  return search, [here for here, there in enumerate(symbols.theirs) if there in single]
 
 
 def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:

@@ -200,7 +200,10 @@ class Results:
 
   def _read(self, step: int) -> dict[str, Any] | None:
     """The summary of a step; None if there is none; UserError if it is damaged."""
-    return json_files.read_if_any(self._path(step), *_SUMMARY, **_KINDS)
+    summary = json_files.read_if_any(self._path(step), *_SUMMARY, **_KINDS)
+    if summary and 'length_norm_k' in self.job.settings:
+      summary['settings'].setdefault('length_norm_k', 5.0)  # an earlier version had no other
+    return summary
 
   def _check(self, summary: dict[str, Any], step: int) -> None:
     """Raises UserError for a summary that the job cannot show, or a file of lines that is not as it was written."""

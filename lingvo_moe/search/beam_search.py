@@ -16,6 +16,7 @@ import tensorflow.experimental.numpy as tnp
 from lingvo_moe.core import constraints as constraints_lib
 from lingvo_moe.core.constraints import Constraints, Progress
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import flat_sequence
 
 NEG_INF = float('-inf')
@@ -83,6 +84,7 @@ def beam_search(
   eos_id: int,
   vocab_size: int,
   length_norm_alpha: float,
+  length_norm_k: float = 5.0,
   n_best: int | None = None,
   min_length: int = 1,
   early_stop: bool = True,
@@ -124,7 +126,7 @@ def beam_search(
     max_lengths_B: int, the largest |Y| of each sentence, counting eos; cut to max_steps. A sentence
       with 0 gets no hypothesis and costs no step.
     bos_id, eos_id, pad_id: input at the first step, end of a hypothesis, and filling of ids after it.
-    length_norm_alpha: GNMT's alpha, at least 0. With 0 the score is the log-probability.
+    length_norm_alpha, length_norm_k: of core/length_norm.py, alpha at least 0.
     min_length: the least |Y|, counting eos, or max_length of a sentence where that is less.
     n_best: number of translations to return; None for beam_size. A smaller one stops earlier and
       returns the same first translations.
@@ -144,7 +146,8 @@ def beam_search(
   _check(beam_size, n_best, length_norm_alpha, vocab_size, pad=pad_id, bos=bos_id, eos=eos_id)
   max_lengths_B = tf.minimum(tf.cast(max_lengths_B, tf.int32), max_steps)
   min_lengths_B = tf.minimum(min_length, max_lengths_B)
-  max_penalty_B1 = length_penalty(max_lengths_B, length_norm_alpha)[:, tf.newaxis]
+  norm = LengthNorm(length_norm_alpha, length_norm_k)
+  max_penalty_B1 = norm.penalty(tf.cast(max_lengths_B, tf.float32))[:, tf.newaxis]
 
   def step(now, state, cache):
     live, finished, *progress = state
@@ -160,7 +163,7 @@ def beam_search(
     else:
       specials = pad_id, bos_id, eos_id
       best = _constrained(constraints, Progress(*progress), live, logits_BWV, *ends, specials)
-    finished = _finish(finished, live, best, length, eos_id, length_penalty(length, length_norm_alpha))
+    finished = _finish(finished, live, best, length, eos_id, norm.penalty(tf.cast(length, tf.float32)))
     parents_BW, live = _next_live(live, best, length, eos_id)
     if constraints is not None:
       progress = constraints_lib.follow(tnp, constraints, Progress(*progress), parents_BW, live.last_BW, vocab_size)
@@ -193,11 +196,6 @@ def beam_search(
     prefix_BU=prefix_BU,
   )
   return Hypotheses(*finished, steps)
-
-
-def length_penalty(length: int | tf.Tensor, alpha: float) -> tf.Tensor:
-  """Length penalty ((5 + |Y|) / 6) ** alpha, which divides a log-probability (GNMT, arXiv:1609.08144, eq. 14)."""
-  return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, alpha)
 
 
 def _check(beam_size, n_best, alpha, vocab_size, **specials):

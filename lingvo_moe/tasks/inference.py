@@ -62,7 +62,7 @@ def search(
     batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis. With
       tgt_first, which has the first symbol of each answer, its probability does not count. It may be one of
       `with_constraints`.
-    config: its beam_size, length_norm_alpha, begin_id, answer_lengths and longest_answer are used.
+    config: its beam_size, length_norm_*, begin_id, answer_lengths and longest_answer are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
   """
@@ -89,6 +89,7 @@ def search(
       max_lengths_B=limits_of(batch),
       vocab_size=model.target_embedding.vocab_size,
       length_norm_alpha=config.length_norm_alpha,
+      length_norm_k=config.length_norm_k,
       n_best=n_best,
       min_length=min_length,
       **SYMBOLS,

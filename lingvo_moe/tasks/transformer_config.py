@@ -240,7 +240,10 @@ class ModelConfig(BatchConfig):
     0, 'Evaluations without a new best checkpoint after which training ends; 0: no limit.', at_least=0, may_change=True
   )
   beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024, may_change=True)
-  length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
+  length_norm_alpha: float = field(0.8, 'Exponent of the length penalty of beam search.', at_least=0, may_change=True)
+  length_norm_k: float = field(
+    5.0, 'k of the length penalty ((k + length) / (k + 1)) ^ length_norm_alpha.', at_least=0, may_change=True
+  )
 
   def __post_init__(self):
     super().__post_init__()

@@ -45,9 +45,8 @@ class M1B(M418M):
   decoder_layers: int = 24
 
 
-registry.tiny(
-  M418M,
-  '52.3k weights',
+# Sizes of tiny siblings of public models.
+TINY = dict(
   source_vocab_size=300,
   max_length=64,
   batch_tokens=256,
@@ -60,3 +59,4 @@ registry.tiny(
   decoder_layers=2,
   max_steps=20,
 )
+registry.tiny(M418M, '52.3k weights', **TINY)

@@ -6,7 +6,7 @@ Dense models of three sizes, which are M2M100's with another vocabulary, and one
 from __future__ import annotations
 
 from lingvo_moe.core import registry
-from lingvo_moe.params.mt.m2m100 import M418M
+from lingvo_moe.params.mt.m2m100 import M418M, TINY
 
 
 @registry.register
@@ -61,18 +61,6 @@ class MoE54B(Dense3B):
   remat: str = 'block'
 
 
-_TINY = dict(
-  source_vocab_size=300,
-  max_length=64,
-  batch_tokens=256,
-  num_groups=4,
-  model_dim=32,
-  ff_dim=64,
-  num_heads=4,
-  head_dim=8,
-  encoder_layers=4,
-  decoder_layers=4,
-  max_steps=20,
-)
+_TINY = {**TINY, 'encoder_layers': 4, 'decoder_layers': 4}
 registry.tiny(Dense600M, '94.8k weights', **_TINY)
 registry.tiny(MoE54B, '154k weights, 104k used by a token', **_TINY, num_experts=8)

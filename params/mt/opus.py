@@ -6,6 +6,7 @@ Transformer Base of Marian, one vocabulary of 58,100 pieces and pad; see lingvo_
 from __future__ import annotations
 
 from lingvo_moe.core import registry
+from lingvo_moe.params.mt.m2m100 import TINY
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
@@ -32,18 +33,4 @@ class Base(MtConfig):
   logit_bias: bool = True
 
 
-registry.tiny(
-  Base,
-  '52.5k weights',
-  source_vocab_size=300,
-  max_length=64,
-  batch_tokens=256,
-  num_groups=4,
-  model_dim=32,
-  ff_dim=64,
-  num_heads=4,
-  head_dim=8,
-  encoder_layers=2,
-  decoder_layers=2,
-  max_steps=20,
-)
+registry.tiny(Base, '52.5k weights', **TINY)

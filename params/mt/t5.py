@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_moe.core import registry
+from lingvo_moe.params.mt.m2m100 import TINY
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
@@ -31,18 +32,4 @@ class Base(MtConfig):
   logit_scale: float = 768**-0.5
 
 
-registry.tiny(
-  Base,
-  '51.2k weights',
-  source_vocab_size=300,
-  max_length=64,
-  batch_tokens=256,
-  num_groups=4,
-  model_dim=32,
-  ff_dim=64,
-  num_heads=4,
-  head_dim=8,
-  encoder_layers=2,
-  decoder_layers=2,
-  max_steps=20,
-)
+registry.tiny(Base, '51.2k weights', **TINY, logit_scale=32**-0.5)

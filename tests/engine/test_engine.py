@@ -26,6 +26,7 @@ from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
 from lingvo_moe.core import text_model
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.engine import exported, manifest, search, stages, translation
 from lingvo_moe.engine.graph import available_threads
 from lingvo_moe.engine.lanes import Lanes
@@ -130,7 +131,7 @@ def test_finished_rows_leave_the_batch_and_positions_that_no_hypothesis_uses_the
   def on_a_lane(sentences, decoder, encoder):
     memory, lengths = search.encode(encoder, model.source.encode(sentences)), np.array([5, 5, 30], np.int32)
     if job == 'search':
-      search.search(decoder, memory, lengths, width=4, alpha=50.0, n_best=1)  # longer ones are always better
+      search.search(decoder, memory, lengths, width=4, norm=LengthNorm(50.0), n_best=1)  # longer ones are always better
     else:
       search.score(decoder, memory, [[7] * length for length in lengths], width=4)
 

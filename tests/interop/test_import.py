@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
-from imported_model import FIXTURES, ImportedModel
+from imported_model import FIXTURES, ImportedModel, own_run
 
 import lingvo_moe
 from lingvo_moe.commands import export
@@ -74,16 +76,16 @@ def test_packed_rows_are_as_rows_by_themselves(imported):
   np.testing.assert_allclose(memory[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(('search', 'beam_size'), [('greedy', 1), ('beam', 4)])
+@pytest.mark.parametrize(('search', 'beam_size', 'alpha'), [('greedy', 1, 0.0), ('beam', 4, 0.0), ('mean', 4, 1.0)])
 @pytest.mark.parametrize('name', TRANSLATION)
-def test_greedy_and_beam_search_give_the_same_symbols(imported, name, search, beam_size):
+def test_greedy_and_beam_search_give_the_same_symbols(imported, name, search, beam_size, alpha):
   one = imported(name)
   batch = {key: array for key, array in batch_of(one).items() if key.startswith('src')}
   if name in BOTH_TAGS:
     batch['tgt_first'] = tf.constant(one.ids(one.expected[search][:, 1:2]))
   # Theirs neither counts the log-probability of the end at the limit nor has to end there: of answers that reach it,
   # all but the last two symbols are those of one of our best.
-  changes = dict(beam_size=beam_size, length_norm_alpha=0.0, decode_ratio=0.0, decode_extra=LIMIT + 1)
+  changes = dict(beam_size=beam_size, length_norm_alpha=alpha, decode_ratio=0.0, decode_extra=LIMIT + 1)
   config = dataclasses.replace(one.config, **changes)
   found = inference.search(one.model, one.theta, batch, config, n_best=beam_size)
   compared = 0
@@ -222,6 +224,34 @@ def test_export_of_an_import_is_the_folder_and_imports_to_the_same_checkpoint(im
   assert RunDir(str(tmp_path / 'again')).checkpoints().fingerprint(0) == one.run.checkpoints().fingerprint(0)
 
 
+@pytest.mark.parametrize(
+  ('name', 'values'),
+  [
+    ('mt.opus.BaseTiny', {'tag_target': True, 'scan_layers': True, 'remat': 'block'}),
+    ('mt.t5.BaseTiny', {'tag_target': False, 'num_experts': 4, 'gate': 'switch'}),
+    ('lm.mixtral.Mixtral8x7BTiny', {}),
+  ],
+)
+def test_a_model_that_a_public_class_holds_goes_out_and_comes_in_again(name, values, tmp_path):
+  run, config = own_run(name, tmp_path / 'run', **values)
+  export.export(export.Options(str(tmp_path / 'run'), out=str(tmp_path / 'hub'), format='huggingface'))
+  importing.import_folder(str(tmp_path / 'hub'), str(tmp_path / 'again'))
+  back = RunDir(str(tmp_path / 'again'))
+  found, weights = (of.checkpoints().merged(0, of.load()[1]) for of in (back, run))
+  assert found.keys() == weights.keys() and all(np.array_equal(found[key][...], weights[key][...]) for key in weights)
+  ours, theirs = (task_of(of.load()[1]).vocabs for of in (run, back))
+  first = lambda vocabs: vocabs[0] if isinstance(vocabs, tuple) else vocabs
+  ids = [list(first(vocabs).encode(['Wo ist ein Hund?'])[0]) for vocabs in (ours, theirs) if isinstance(vocabs, tuple)]
+  assert ids[:1] == ids[1:] and back.load()[1].beam_size == config.beam_size
+
+
+def test_a_model_that_no_public_class_holds_is_refused_with_what_differs(tmp_path):
+  own_run('mt.t5.BaseTiny', tmp_path / 'run', tag_target=False, norm='layer', relative_buckets=16)
+  with pytest.raises(UserError, match=r'T5ForConditionalGeneration has others \(norm\): use --format=safetensors'):
+    export.export(export.Options(str(tmp_path / 'run'), out=str(tmp_path / 'out'), format='huggingface'))
+  assert not (tmp_path / 'out').exists()
+
+
 @pytest.mark.parametrize('name', [name for name in TRANSLATION if name not in BOTH_TAGS])
 def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, tmp_path):
   one, out = imported(name), str(tmp_path / 'out')
@@ -248,6 +278,19 @@ def test_types_of_a_folder_are_kept(dtype, tmp_path, monkeypatch):
     np.testing.assert_array_equal(back.read(tensor).view(np.int16), value.view(np.int16))
 
 
+def test_tensors_of_all_types_are_read_without_tensorflow(tmp_path):
+  tensors = {name: np.array([[1, -2.5], [3, 4]], dtype) for name, dtype in TYPES.items()}
+  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  (tmp_path / 'config.json').write_text('{}')
+  code = (
+    'import sys; from lingvo_moe.interop.hub_folder import TYPES, HubFolder; folder = HubFolder(sys.argv[1])\n'
+    'for name in TYPES: print(name, folder.tensors[name].dtype, folder.read(name, slice(0, 1)).astype("f4").tolist())\n'
+    'assert "tensorflow" not in sys.modules'
+  )
+  done = subprocess.run([sys.executable, '-c', code, tmp_path], capture_output=True, text=True, check=True)
+  assert done.stdout.splitlines() == [f'{name} {name} [[1.0, -2.5]]' for name in TYPES]
+
+
 def test_a_scanned_run_is_imported_and_exported_layer_by_layer(imported, tmp_path):
   source, out = str(FIXTURES / 'marian'), tmp_path / 'run'
   importing.import_folder(source, str(out), ['scan_layers=True', "remat='block'"])
@@ -261,6 +304,32 @@ def test_a_scanned_run_is_imported_and_exported_layer_by_layer(imported, tmp_pat
   assert HubFolder(str(tmp_path / 'hub')).tensors == HubFolder(source).tensors
   names = {name for name, _ in tf.train.list_variables(run.checkpoints().path(0))} - {'step'}
   assert safetensors.numpy.load_file(tmp_path / 'ours' / 'model.safetensors').keys() == names
+
+
+def test_generation_config_is_honoured(tmp_path, capsys):
+  folder = tmp_path / 'folder'
+  shutil.copytree(FIXTURES / 't5', folder)
+  default = importing.read(str(folder))[2]
+  assert (default.length_norm_alpha, default.length_norm_k) == (1.0, 0.0) and not capsys.readouterr().err
+  stated = {
+    'num_beams': 6,
+    'length_penalty': 0.6,
+    'bad_words_ids': [[0], [7]],
+    'suppress_tokens': [9],
+    'pad_token_id': 0,
+  }
+  (folder / 'generation_config.json').write_text(json.dumps(stated | {'max_length': 20}))
+  _, imported, config = importing.read(str(folder))
+  assert (config.beam_size, config.length_norm_alpha, config.length_norm_k) == (6, 0.6, 0.0)
+  forbidden = [i for i in config.masked_symbols if i not in default.masked_symbols]
+  assert [imported.symbols.theirs[i] for i in forbidden] == [7, 9] and not capsys.readouterr().err
+  assert importing.read(str(folder), ['beam_size=2', 'length_norm_alpha=0'])[2].length_norm_alpha == 0
+  (folder / 'generation_config.json').write_text('{"bad_words_ids": [[5, 6]], "no_repeat_ngram_size": 3, "top_k": 0}')
+  assert importing.read(str(folder))[2].masked_symbols == default.masked_symbols
+  assert 'without effect here: {"bad_words_ids": [[5, 6]], "no_repeat_ngram_size": 3}' in capsys.readouterr().err
+  (folder / 'generation_config.json').write_text('{"bad_words_ids": [5]}')
+  with pytest.raises(UserError, match=r"generation_config.json.*'bad_words_ids' must be a list"):
+    importing.read(str(folder))
 
 
 def test_a_value_that_the_folder_gives_cannot_be_set(tmp_path):

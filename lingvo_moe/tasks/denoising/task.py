@@ -17,7 +17,7 @@ from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.vocab import EOS
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
-_SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha')
+_SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha', 'length_norm_k')
 
 
 class Filler(plain_text.TextGenerator):

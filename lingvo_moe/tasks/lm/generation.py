@@ -78,7 +78,7 @@ def generate(
     model: model of the configuration.
     theta: nested weights.
     batch: from `prompt_arrays`; with `continuations.by_row`, samples are drawn by its values, not by config's.
-    config: its fields from `search` on, beam_size and length_norm_alpha.
+    config: its fields from `search` on, beam_size and length_norm_*.
     n_best: continuations of each prompt: independent samples, or the best of a beam; 1 if greedy.
     watch: called while samples are drawn, with numbers of rows, batch['rows'], and their symbols; see Listeners.
   """
@@ -108,6 +108,7 @@ def generate(
         beam_size=width,
         vocab_size=model.target_embedding.vocab_size,
         length_norm_alpha=config.length_norm_alpha,
+        length_norm_k=config.length_norm_k,
         n_best=n_best,
         **shared,
       )

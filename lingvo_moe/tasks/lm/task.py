@@ -20,7 +20,7 @@ from lingvo_moe.tasks.vocab import BOS
 
 _GENERATION = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens')
 _SAMPLING = (*_GENERATION, 'num_samples', 'prompt')
-_BEAM = ('beam_size', 'length_norm_alpha')
+_BEAM = ('beam_size', 'length_norm_alpha', 'length_norm_k')
 
 
 class PerplexityJob(plain_text.PerplexityJob):

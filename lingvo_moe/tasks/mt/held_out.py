@@ -145,7 +145,7 @@ class TranslateJob(_PairsJob):
 
   summary_file = log_directory.SCORES
   suffix = log_directory.HYPOTHESES
-  _fields = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
+  _fields = ('beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra')
   _verb = 'translated'
   _cut = 0  # lines with a sentence that was cut
 
@@ -287,7 +287,7 @@ def job_of_export(
     raise UserError(f'an export has no corpus; saw {model.path}: give its folder as --data_dir')
   settings = model.settings
   own = ','.join('-'.join(pair) for pair in model.pairs())
-  names = 'max_length', 'beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra'
+  names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra'
   config = types.SimpleNamespace(
     **{name: settings[name] for name in names},
     data_dir=data_dir,
@@ -297,7 +297,7 @@ def job_of_export(
     tag_target=settings['tagged'],
     several_sentences=model.training_lines.several,
     long_line=model.training_lines.long,
-    tag_sides=settings.get('tag_sides', 'source'),  # an earlier version has none
+    tag_sides=settings['tag_sides'],
   )
   tags = types.SimpleNamespace(
     tag_id=lambda language: settings['tags'][text_model.choose_target(sorted(settings['tags']), language)]

@@ -163,8 +163,8 @@ class TranslationTask(task.Task):
     config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
     engine_graphs.require(config)
     source, target = self.vocabs
-    names = 'beam_size', 'length_norm_alpha', 'max_length', 'decode_ratio', 'decode_extra', 'num_experts'
-    names += 'several_sentences', 'long_line'
+    names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
+    names += 'num_experts', 'several_sentences', 'long_line'
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
