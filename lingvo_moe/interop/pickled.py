@@ -1,5 +1,7 @@
 """Weights of a file of torch.save (pytorch_model.bin) as NumPy arrays; nothing in the file is executed."""
 
+import pickle
+import warnings
 import zipfile
 
 import ml_dtypes
@@ -27,12 +29,14 @@ def read(path: str, way_out: str) -> dict[str, np.ndarray]:
       f'{path} is a pickle, which torch>=2.6 reads without running it; saw {torch.__version__}: {way_out}'
     )
   try:
-    tensors = torch.load(path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path))
+    with warnings.catch_warnings(action='ignore'):  # about the protocol of a pickle
+      tensors = torch.load(path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path))
     arrays = {}
     for name, tensor in tensors.items():
       is_bfloat16 = tensor.dtype == torch.bfloat16  # which NumPy has not
       arrays[name] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if is_bfloat16 else tensor.numpy()
     return arrays
   except Exception as e:  # whatever a damaged or hostile pickle leads to
-    seen = errors.reason(e)[:200]
+    refused = isinstance(e, pickle.UnpicklingError)  # whose text advises to load it all the same
+    seen = 'more, which torch does not load' if refused else errors.reason(e)[:200]
   raise UserError(f'{path} must hold tensors by name and nothing else; saw {seen}: fetch it again, or {way_out}')

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.core import configuration, fields, files, json_files, log_directory
-from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
@@ -106,7 +105,7 @@ def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
 
 def _kinds(imported: Imported, config: TaskConfig) -> dict[str, list]:
   """Types and sizes of the tensors of a model of this package."""
-  specs = weights_lib.flatten(dataclasses.replace(config, scan_layers=False).model().weights())
+  specs = importing.specs_by_layer(config)
   shape = lambda e: e.shape_there(specs[e.ours], imported.symbols) if e.ours else [config.model_dim]
   return {entry.theirs: ['F32', *shape(entry)] for entry in imported.entries}
 

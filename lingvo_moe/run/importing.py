@@ -6,6 +6,7 @@ imported.json, and the configuration and the tokeniser's files of the folder in 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -13,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import tensorflow as tf
 from lingvo_moe.core import bindings, configuration, errors, files, json_files, log_directory, new_folder
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.interop import families, vocabulary
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Imported, Symbols
@@ -95,10 +97,14 @@ def pieces(path: str) -> list[str]:
 
 def _shapes(folder: HubFolder, imported: Imported, config: TaskConfig) -> dict[str, tuple[int, ...]]:
   """Shapes of the weights by the names that they have in a checkpoint, which the folder's tensors fit."""
-  specs = weights_lib.flatten(config.model().weights())
-  shapes = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
-  _check_tensors(folder, imported, shapes)
-  return shapes
+  specs = specs_by_layer(config)
+  _check_tensors(folder, imported, specs)
+  return {name: spec.shape for name, spec in specs.items()}
+
+
+def specs_by_layer(config: TaskConfig) -> dict[str, WeightSpec]:
+  """Specifications of the weights by the names that they have in a checkpoint."""
+  return weights_lib.flatten(dataclasses.replace(config, scan_layers=False).model().weights())
 
 
 def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> TaskConfig:
@@ -138,7 +144,7 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
   return search, [here for here, there in enumerate(symbols.theirs) if there in single]
 
 
-def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:
+def _check_tensors(folder: HubFolder, imported: Imported, specs: Mapping[str, WeightSpec]) -> None:
   """Refuses a tensor that is missing, left over, or of another shape than the configuration says."""
   used = {entry.theirs: entry for entry in imported.entries}
   missing = next((name for name in used if name not in folder.tensors), None)
@@ -150,11 +156,11 @@ def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:
   for name, entry in used.items():
     if not entry.ours:
       continue
-    shape, theirs = shapes[entry.ours][0 if entry.expert is None else 1 :], folder.tensors[name].shape
+    shape, theirs = specs[entry.ours].shape[0 if entry.expert is None else 1 :], folder.tensors[name].shape
     if not entry.fits(theirs, shape, imported.symbols):
+      needed = entry.shape_there(specs[entry.ours], imported.symbols)
       raise UserError(
-        f'{folder.path}: {name!r} has shape {list(theirs)}, which does not fit its configuration ({entry.ours} '
-        f'{list(shape)} here): fetch it again'
+        f'{folder.path}: {name!r} has shape {list(theirs)}, and its configuration asks for {needed}: fetch it again'
       )
 
 

@@ -382,13 +382,13 @@ def _cut(folder):
     (lambda f: _rewrite(f, lambda t: t.update(other=np.zeros(3, np.float32))), "a tensor 'other' that is not known"),
     (
       lambda f: _config(f, encoder_ffn_dim=13, decoder_ffn_dim=13),
-      r'has shape \[12, 8\], which does not fit its config',
+      r'has shape \[12, 8\], and its configuration asks for \[13, 8\]',
     ),
     (lambda f: _config(f, decoder_ffn_dim=13), 'decoder_ffn_dim'),
     (lambda f: _config(f, activation_function='quick_gelu'), 'quick_gelu'),
     (
       lambda f: _rewrite(f, lambda t: t.update({FC1: np.ascontiguousarray(t[FC1].T)})),
-      r"fc1.weight' has shape \[8, 12\], which does not fit",
+      r"fc1.weight' has shape \[8, 12\], and its configuration asks for \[12, 8\]",
     ),
     (_pickle, 'pytorch_model.bin (is a pickle|must hold tensors by name)'),
     (_cut, 'is damaged or cut short'),
