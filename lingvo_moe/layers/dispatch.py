@@ -52,10 +52,10 @@ class Dispatcher(abc.ABC):
 def make(name: str, routing: Routing) -> Dispatcher:
   """Dispatcher by name; 'auto' is the one that the backend in force names.
 
-  In a stage of a pipeline gathers become einsums, as manual regions cannot be vectorised over stages.
+  In a stage of a pipeline it is by einsums, as manual regions and sorts cannot be vectorised over stages.
   """
   name = backend.current().dispatcher if name == 'auto' else name
-  return _OF_BACKENDS['einsum' if name == 'gather' and xla_sharding.in_stage() else name](routing)
+  return _OF_BACKENDS['einsum' if xla_sharding.in_stage() and name in DISPATCHERS else name](routing)
 
 
 def is_grouped(name: str) -> bool:

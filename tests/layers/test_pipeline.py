@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe import xla_sharding
+from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import collected, dealt
 from lingvo_moe.core.weights import Constant, WeightSpec
+from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.pipeline import Pipeline, pipelined
 
 # 2 stages and 4 micro-batches; 4 blocks, two of which a stage runs at once.
@@ -124,6 +127,18 @@ def test_groups_are_dealt_in_turn_and_collected_again():
 def test_what_does_not_divide_is_refused(values, text):
   with pytest.raises(UserError, match=text):
     dataclasses.replace(PLAIN, **values)
+
+
+@pytest.mark.parametrize('name', dispatch.DISPATCHERS)
+def test_stages_dispatch_by_einsum_and_over_stages_hashes_positions_as_elsewhere(name):
+  def in_stage(key):
+    assert isinstance(dispatch.make(name, None), dispatch.EinsumDispatcher)
+    return prng.uniform(key, [3])
+
+  key_Z = tf.constant([5, 7], tf.uint32)
+  got = xla_sharding.over_stages(in_stage, key_Z)
+  np.testing.assert_array_equal(got, [prng.uniform(key, [3]) for key in key_Z])
+  assert not xla_sharding.in_stage()
 
 
 SPECS = {'w': WeightSpec((3, 3), 'MM', Constant(0.0)), 'b': WeightSpec((3,), 'M', Constant(0.0))}
