@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 
 from lingvo_moe.core import quiet
 
@@ -23,6 +24,7 @@ def load(
   set_threads: bool = True,
   vocab_outside: bool = False,
   split_sentences: str = 'auto',
+  ensemble: Sequence[str] = (),
   **decoding: typing.Any,
 ) -> TextModel:
   """Loads a run, or an export for the engine, for use from Python.
@@ -47,6 +49,8 @@ def load(
     vocab_outside: whether to read vocabularies that the run names outside its log directory.
     split_sentences: whether texts are translated sentence by sentence: 'auto', which splits those of several, but where
       a tenth of the training lines had several, only those longer than 99% of these; 'always'; or 'never'.
+    ensemble: further runs, or checkpoints of one, whose log-probabilities are averaged with those of the run: 'RUN',
+      'RUN@STEP', 'RUN@best' or 'RUN@last', and '@STEP' for another checkpoint of the same. They share vocabularies.
     **decoding: fields of the configuration to change, such as beam_size=1; for an export, threads=N.
 
   Raises:
@@ -58,12 +62,13 @@ def load(
     from lingvo_moe.engine import model
 
     of_runs = {'backend': None if backend == 'auto' else backend, 'vocab_outside': vocab_outside or None}
+    of_runs |= {'ensemble': ensemble or None}
     threads = {} if set_threads else {'threads': 1}
     loaded = model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
   else:
     quiet.import_tensorflow()
     from lingvo_moe.run import loaded as run
 
-    loaded = run.load(path, step, checkpoint, backend, set_threads, vocab_outside, decoding)
+    loaded = run.load(path, step, checkpoint, backend, set_threads, vocab_outside, ensemble, decoding)
   loaded.split_sentences = split_sentences
   return loaded

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from lingvo_moe import machine, options
+from lingvo_moe.core import sentences
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import TranslationRequest
 from lingvo_moe.options import flag
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # Options that are fields of a configuration too.
 _DECODING = (
   *('beam_size', 'length_norm_alpha'),
-  *('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens'),
+  *('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens', 'mbr_samples'),
 )
 
 
@@ -49,7 +50,9 @@ class CheckpointOptions(options.Options):
   beam_size: int | None = flag(None, "Hypotheses kept in beam search; default: the run's configuration.")
   length_norm_alpha: float | None = flag(None, "GNMT's length penalty alpha; default: the run's configuration.")
   search: str | None = flag(
-    None, 'How a language model goes on; default: as configured.', one_of=['sample', 'greedy', 'beam']
+    None,
+    'Beam search; samples; greedy, of a language model; mbr, of a translation model; default: as configured.',
+    one_of=['beam', 'sample', 'greedy', 'mbr'],
   )
   sample_temperature: float | None = flag(None, 'Temperature of samples; default: as configured.')
   top_k: int | None = flag(None, 'Samples draw from the k likeliest symbols; default: as configured.')
@@ -58,6 +61,7 @@ class CheckpointOptions(options.Options):
   )
   sample_seed: int | None = flag(None, 'Seed of samples; default: as configured.')
   max_new_tokens: int | None = flag(None, 'Most symbols of a continuation; default: as configured.')
+  mbr_samples: int | None = flag(None, 'Samples of a sentence among which mbr chooses; default: as configured.')
 
   def __post_init__(self):
     chosen = {'--step': self.step is not None, '--best': self.best, '--checkpoint': self.checkpoint is not None}
@@ -82,9 +86,11 @@ class CheckpointOptions(options.Options):
       raise UserError(f'{self.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
     from lingvo_moe.engine import model
 
-    names = ('model', 'step', *_DECODING, *self.of_runs)
-    chosen = {name: getattr(self, name) for name in names}
-    return model.load(self.logdir, **{n: value for n, value in chosen.items() if value != getattr(type(self), n)})
+    names = ('model', 'step', *_DECODING, *self.of_runs, 'ensemble')
+    chosen = {name: getattr(self, name) for name in names if hasattr(self, name)}
+    return model.load(
+      self.logdir, **{n: value for n, value in chosen.items() if value not in (getattr(type(self), n), [])}
+    )
 
   def load_config(self, run: RunDir, **overrides) -> TaskConfig:
     """The run's configuration with the options' values, and `overrides` that are not None, in place of its own."""
@@ -107,8 +113,24 @@ class BestCheckpointOptions(CheckpointOptions):
 
 
 @dataclasses.dataclass(frozen=True)
+class EnsembleOptions(options.Options):
+  """Options of a job that may translate with several runs at once."""
+
+  ensemble: Sequence[str] = flag(
+    (), 'Further runs, or checkpoints of one, as one model: RUN, RUN@STEP, RUN@best or RUN@last; @STEP: of this run.'
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions(EnsembleOptions, BestCheckpointOptions):
+  """Options of a job that translates texts."""
+
+  split_sentences: str = flag('auto', sentences.ABOUT, one_of=sentences.MODES)
+
+
+@dataclasses.dataclass(frozen=True)
 class RequestOptions(options.Options):
-  """Options of a job that translates: what is asked of each translation, by the names of a TranslationRequest."""
+  """Options of a job that translates: what is asked of each translation; see TranslationRequest."""
 
   alignments: bool = flag(False, 'Write the tokens of both sides, and which belong together.')
   prefix: str = flag('', 'Text with which each translation begins; its last word may go on, unless a space follows.')
@@ -119,6 +141,4 @@ class RequestOptions(options.Options):
 
   @property
   def request(self) -> TranslationRequest:
-    return TranslationRequest(
-      **{field.name: getattr(self, field.name) for field in dataclasses.fields(TranslationRequest)}
-    )
+    return TranslationRequest(self.alignments, self.prefix, self.ban, self.terms)

@@ -29,7 +29,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lingvo_moe import app, checkpoint_flags
@@ -46,13 +46,14 @@ from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, job_of_export, tas
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
   from lingvo_moe.engine.model import ExportedModel
+  from lingvo_moe.run.ensemble import Member
   from lingvo_moe.run.results import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.RequestOptions, checkpoint_flags.CheckpointOptions):
+class Options(checkpoint_flags.RequestOptions, checkpoint_flags.EnsembleOptions, checkpoint_flags.CheckpointOptions):
   """Options of the decoder."""
 
   of_runs = (*checkpoint_flags.CheckpointOptions.of_runs, 'batch_tokens', 'prompt', 'num_samples')
@@ -106,14 +107,17 @@ def decode(options: Options, runtime_options: RuntimeOptions = machine_lib.LOCAL
   if exported := options.load_export(runtime_options):
     return decode_step(results_of_export(options, exported), exported.step, options)
   quiet.import_tensorflow()
+  from lingvo_moe.run.ensemble import Member
+
   machine_lib.set_threads(runtime_options, decoding=not options.score)
   machine = machine_lib.connect(runtime_options)
   run, group = options.run, machine.group
   if options.waits:
     wait_for_run(run, options, group)
-  runtime, results = set_up(run, options, machine)
+  members = group.on_all(lambda: [Member.read(name, run) for name in options.ensemble])
+  runtime, results = set_up(run, options, machine, members)
   for step in steps(run, options, group):
-    decode_step(results, step, options, group, functools.partial(load, runtime, run, step, options, group))
+    decode_step(results, step, options, group, functools.partial(load, runtime, run, step, members, options, group))
 
 
 def decode_step(
@@ -169,20 +173,24 @@ def results_of_export(options: Options, model: ExportedModel) -> Results:
   return Results(root, job, model.path, fingerprint, options.overwrite, given=bool(options.out), has_events=False)
 
 
-def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Results]:
+def set_up(run: RunDir, options: Options, machine: Machine, members: Sequence[Member] = ()) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
+  from lingvo_moe.run import ensemble
   from lingvo_moe.run.results import Results
 
   group = machine.group
   of_task = {name: getattr(options, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}
   config = group.on_all(lambda: options.load_config(run, **of_task))
   group.on_all(lambda: _check_split(run, config, options))
+  config = group.on_all(lambda: ensemble.joined(config, members))
   runtime = machine.make_runtime(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = group.on_all(lambda: run.load()[1]) if given else None
   first = options.split, options.max_sentences, options.score, options.batch_tokens
   held_out = HeldOutOptions(*first, trained, options.split_sentences, options.request)
   job = group.on_all(lambda: task_of(config).held_out_job(runtime, held_out))
+  if members:
+    job.settings['ensemble'] = [member.run.checkpoints().fingerprint(member.step) for member in members]
   if job.warning:
     group.say(f'warning: {job.warning}')
   root = options.out or log_directory.results_dir(run.path, options.split)
@@ -243,11 +251,15 @@ def steps(run: RunDir, options: Options, group: ProcessGroup) -> Iterator[int]:
       time.sleep(options.poll_seconds)
 
 
-def load(runtime: Runtime, run: RunDir, step: int, options: Options, group: ProcessGroup) -> bool:
+def load(
+  runtime: Runtime, run: RunDir, step: int, members: Sequence[Member], options: Options, group: ProcessGroup
+) -> bool:
   """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
+  from lingvo_moe.run import ensemble
+
   checkpoints = run.checkpoints()
   try:
-    group.on_all(lambda: checkpoints.load_weights(runtime, step))
+    group.on_all(lambda: ensemble.load_weights(runtime, run, step, members))
     return True
   except ProcessLostError:
     raise

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lingvo_moe import app, checkpoint_flags, machine, translate
-from lingvo_moe.core import errors, sentences
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.BestCheckpointOptions):
+class Options(checkpoint_flags.TextOptions):
   """Options of the job."""
 
-  split_sentences: str = flag('auto', sentences.ABOUT, one_of=sentences.MODES)
   host: str = flag('127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
   port: int = flag(5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
   max_batch_lines: int = flag(64, 'Lines that are translated together.', lower_bound=1)
@@ -101,7 +100,7 @@ def serve(options: Options) -> int:
 
 def load(options: Options) -> TextModel:
   """The run, which has answered once, so that the first request need not wait for what is then compiled."""
-  run, _ = translate.load(options, machine.LOCAL, options.split_sentences)
+  run, _ = translate.load(options, machine.LOCAL)
   if run.continues_text:
     run.generate(['1'], max_new_tokens=1)
     return run

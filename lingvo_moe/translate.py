@@ -39,7 +39,8 @@ from lingvo_moe.run import process_group
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.core.text_model import Answers, TextModel
+  from lingvo_moe.core.text_model import TextModel
+  from lingvo_moe.core.translator import Answers
   from lingvo_moe.run.process_group import ProcessGroup
 
 _MOST_LINES = 1000  # of those that have arrived
@@ -47,13 +48,12 @@ _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.RequestOptions, checkpoint_flags.BestCheckpointOptions):
+class Options(checkpoint_flags.RequestOptions, checkpoint_flags.TextOptions):
   """Options of the job."""
 
   target: str | None = flag(None, 'Target language, for models of several.')
   source: str | None = flag(None, 'Source language, for models that read it.')
   n_best: int = flag(1, 'Translations of each line, at most --beam_size.', lower_bound=1)
-  split_sentences: str = flag('auto', sentences.ABOUT, one_of=sentences.MODES)
   batch_lines: int | None = flag(
     None,
     f'Lines to wait for and translate together; default: those that have arrived, at most {_MOST_LINES}.',
@@ -76,7 +76,7 @@ def translate(
 
   Of several processes the leader reads and writes; all of them translate.
   """
-  run, group = load(options, runtime_options, options.split_sentences)
+  run, group = load(options, runtime_options)
   languages = group.on_all(lambda: run.choose_target(options.target, options.source))
   # What it cannot do is refused before a line is read.
   group.on_all(lambda: run.translator_for(options.n_best, options.request))
@@ -96,24 +96,24 @@ def translate(
       lines_read += len(lines)
 
 
-def load(
-  options: checkpoint_flags.CheckpointOptions, runtime_options: RuntimeOptions, split_sentences: str = 'auto'
-) -> tuple[TextModel, ProcessGroup]:
+def load(options: checkpoint_flags.TextOptions, runtime_options: RuntimeOptions) -> tuple[TextModel, ProcessGroup]:
   """The run or export that the options choose, and the processes; UserError where it does not translate."""
   if loaded := options.load_export(runtime_options):
-    loaded.split_sentences = split_sentences
+    loaded.split_sentences = options.split_sentences
     return loaded, process_group.ALONE
   quiet.import_tensorflow()
+  from lingvo_moe.run import ensemble
   from lingvo_moe.run.loaded import LoadedRun
 
   machine.set_threads(runtime_options, decoding=True)
   connected = machine.connect(runtime_options)
   run, group = options.run, connected.group
-  config = group.on_all(lambda: options.load_config(run))
+  members = group.on_all(lambda: [ensemble.Member.read(name, run) for name in options.ensemble])
+  config = group.on_all(lambda: ensemble.joined(options.load_config(run), members))
   runtime = connected.make_runtime(config.program())
   step = group.on_leader(lambda: options.choose_step(run))
-  loaded = group.on_all(lambda: LoadedRun(run, config, runtime, step))
-  loaded.split_sentences = split_sentences
+  loaded = group.on_all(lambda: LoadedRun(run, config, runtime, step, members))
+  loaded.split_sentences = options.split_sentences
   return loaded, group
 
 

@@ -1,8 +1,9 @@
-"""Continuations of prompts by a language model: how they are drawn, and their text while they are drawn."""
+"""Samples: how texts are drawn, and the text of continuations of a language model while it is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,37 +15,33 @@ _ENDS = 2, 0  # eos and pad, after which no byte completes a character
 
 
 class Sampling(NamedTuple):
-  """Values for drawing a continuation, by the names of a language model's fields."""
+  """Values for drawing a text, by the names of a model's fields."""
 
   sample_temperature: float  # divides the logits; 0: the likeliest symbols (greedy)
   top_k: int
   top_p: float
   sample_seed: int
-  max_new_tokens: int
+  max_new_tokens: int = 0  # of a continuation; a translation's length is limited by its source
 
-  @classmethod
-  def of(cls, configured: Callable[[str], Any], chosen: dict[str, Any]) -> Sampling:
-    """The chosen values, and where there is none the configured one; UserError for what is out of its range."""
-    default = cls(*map(configured, cls._fields))
-    if configured('search') == 'greedy':
-      default = default._replace(sample_temperature=0.0)
+  def changed(self, chosen: Mapping[str, Any], search: str) -> Sampling:
+    """Values with the chosen ones in their place; UserError for one that is out of its range, or not of the search."""
     ranges = {
       'sample_temperature': (int | float, 0, 1e6),
       'top_k': (int, 0, 2**31 - 1),
       'top_p': (int | float, 1e-6, 1),
       'sample_seed': (int, 0, 2**31 - 1),
-      'max_new_tokens': (int, 1, default.max_new_tokens),
+      'max_new_tokens': (int, 1, self.max_new_tokens),
     }
     for name, value in chosen.items():
       if name not in ranges:
         raise UserError(f'a continuation has no {name}; there are {", ".join(ranges)}')
       kind, least, most = ranges[name]
-      if configured('search') == 'beam' and name != 'max_new_tokens':
-        raise UserError(f'beam search draws no samples: leave {name} out, or load the model with search=sample')
+      if search == 'beam' and name != 'max_new_tokens':
+        raise UserError(f'beam search draws no samples; saw {name}: leave it out, or choose search=sample')
       if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
         what = 'a whole number' if kind is int else 'a number'
         raise UserError(f'{name} must be {what} from {least} to {most}; saw {shown(value):.60}')
-    return default._replace(**chosen)
+    return self._replace(**chosen)
 
 
 class Request(NamedTuple):
@@ -55,6 +52,11 @@ class Request(NamedTuple):
   number: int = 0  # a sample depends on it and on the seed
   # Called with each piece of the first continuation's text; returns whether to go on. Pieces may be empty.
   listen: Callable[[str], bool] | None = None
+
+  @classmethod
+  def of_text(cls, text: str, sampling: Sampling) -> Request:
+    """Request for samples that depend on the text and the seed alone."""
+    return cls(text, sampling, zlib.crc32(text.encode()))
 
 
 class Listeners:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from lingvo_moe.core.errors import UserError, closest
+
 # Languages whose tags a sentence gets: of its translation, or of both sides, (source, target); None: no tag.
 Languages = str | tuple[str, str] | None
 
@@ -49,3 +51,36 @@ def of_pair(tagged: bool | None, sides: str, source: str, target: str) -> Langua
   if not tagged:
     return None
   return target if sides == 'source' else (source, target)
+
+
+def choose_target(
+  languages: Sequence[str] | None, requested: str | None, source: str | None = None, both: bool = False
+) -> Languages:
+  """Languages whose tags a sentence gets, given those requested; None: no tag.
+
+  Args:
+    languages: those with a tag; None: the model takes no tag.
+    requested: target language, or None.
+    source: source language, or None; not read unless both sides have tags.
+    both: whether both sides have tags.
+
+  Raises:
+    UserError: a model of several languages needs a target language; others take none.
+  """
+  if languages is None:
+    if requested:
+      raise UserError(f'this model has one target language and takes no tag; saw --target={requested}: leave it out')
+    return None
+  if both and not source:
+    raise UserError('this model reads the language of its source: give --source= too, a language as of --target')
+  if both and source not in languages:
+    raise UserError(f'this model does not translate from {source!r}; {closest(source, languages)}')
+  if not requested and len(languages) == 1:
+    return languages[0]
+  if not requested:
+    raise UserError(
+      f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
+    )
+  if requested not in languages:
+    raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
+  return (source, requested) if both else requested

@@ -1,11 +1,23 @@
 """TranslationRequest: what is asked of translations besides their languages and their number."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from lingvo_moe.core import automaton
+from lingvo_moe.core.continuations import Sampling
 from lingvo_moe.core.errors import UserError, closest
+
+SEARCHES = ('beam', 'sample', 'mbr')
+SAMPLING = Sampling._fields[:4]  # of translations
+SEARCH = {  # fields of a search and their defaults
+  'search': 'beam',
+  'mbr_samples': 32,
+  'sample_temperature': 1.0,
+  'top_k': 0,
+  'top_p': 1.0,
+  'sample_seed': 0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +30,20 @@ class TranslationRequest:
     ban: words or phrases that do not come, in any case of their letters.
     terms: (word or phrase, its translation): one that is in a source must come translated so. Also a dict, or a list of
       'word=translation'.
+    search: one of SEARCHES: beam search, samples, or those of mbr_samples samples that agree most with the others
+      (minimum Bayes risk); None: as configured.
+    sample_temperature, top_k, top_p, sample_seed: values of samples; None: as configured.
   """
 
   alignments: bool = False
   prefix: str = ''
   ban: tuple[str, ...] = ()
   terms: tuple[tuple[str, str], ...] = ()
+  search: str | None = None
+  sample_temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  sample_seed: int | None = None
 
   def __post_init__(self):
     terms = self.terms.items() if isinstance(self.terms, Mapping) else self.terms
@@ -67,6 +87,21 @@ class TranslationRequest:
   @property
   def is_constrained(self) -> bool:
     return bool(self.prefix or self.ban or self.terms)
+
+  def sampling(self, configured: Callable[[str], Any]) -> tuple[str, Sampling | None]:
+    """(search, values of samples; None of beam search), given the configured values by name.
+
+    Raises:
+      UserError: a value is out of its range, or what is asked does not fit the search.
+    """
+    search = configured('search') if self.search is None else self.search
+    if search not in SEARCHES:
+      raise UserError(f'search must be one of {", ".join(SEARCHES)}; saw {search!r:.40}')
+    chosen = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+    values = Sampling(*map(configured, SAMPLING)).changed(chosen, search)
+    if search != 'beam' and self.is_constrained:
+      raise UserError(f'prefix, ban and terms are for beam search; saw search={search}: leave them out, or that')
+    return search, None if search == 'beam' else values
 
 
 NOTHING = TranslationRequest()

@@ -116,17 +116,21 @@ class _Arranged(NamedTuple):
         spaces.append(after)
     return cls(parts, spaces) if parts else cls([text], ['', ''])
 
-  def joined(self, hypotheses: Sequence[Sequence[Any]]) -> list[Any]:
+  def joined(self, hypotheses: Sequence[Sequence[Any]], are_samples: bool = False) -> list[Any]:
     """Hypotheses of the text, given those of its parts: the combinations of the largest sums of scores, best first.
 
-    There are as many as the parts have. Score and log-probability are sums over the parts.
+    There are as many as the parts have. Score and log-probability are sums over the parts. Samples are joined by their
+    numbers, as combinations by scores are no samples.
     """
     most, begin = max(map(len, hypotheses)), len(self.spaces[0])
     found = [_after(h, self.spaces[0], begin) for h in hypotheses[0]]
     for part, space, of_part in zip(self.parts, self.spaces[1:], hypotheses[1:]):
       begin += len(part + space)
-      longer = [_after(b, space, begin, a) for a in found for b in of_part]
-      found = sorted(longer, key=lambda h: -h.score)[:most]
+      if are_samples:
+        found = [_after(b, space, begin, a) for a, b in zip(found, of_part)]
+      else:
+        longer = [_after(b, space, begin, a) for a in found for b in of_part]
+        found = sorted(longer, key=lambda h: -h.score)[:most]
     return [h._replace(text=_glued(h.text, self.spaces[-1], '')) for h in found]
 
 
@@ -134,7 +138,7 @@ class Paragraphs:
   """Translator of texts of several sentences, which uses a translator of sentences.
 
   Args:
-    translator: a text_model.Translator of a translation model.
+    translator: a translator.Translator of a translation model.
     mode: one of MODES. 'auto' splits texts at line breaks; a line of several sentences too, but where a tenth of the
       training lines had several, only one that is longer than 99% of these.
     lines: the training lines; where they are not known, 'auto' splits every line of several sentences.
@@ -160,7 +164,7 @@ class Paragraphs:
 
     Args:
       texts: any number of them.
-      target: of text_model.Translator.translate.
+      target: of translator.Translator.translate.
       languages: of each text; '' where it is not known.
       progress, known, keep: of the translator, with the numbers of texts.
       request: what is asked of each text. One whose translation has a prefix is not split.
@@ -174,14 +178,14 @@ class Paragraphs:
     of_text = [i for i, own in enumerate(arranged) for _ in own.parts]  # by part
     found: list[list[Any]] = [[None] * len(own.parts) for own in arranged]
     ends = np.cumsum([len(own.parts) for own in arranged])
-    done = 0
+    done, are_samples = 0, self._translator.sampling(request)[0] == 'sample'
 
     def keep_part(part: int, hypotheses: list[Any]) -> None:
       nonlocal done
       i = of_text[part]
       found[i][part - ends[i]] = hypotheses  # counted from the last
       if None not in found[i]:
-        keep(i, arranged[i].joined(found[i]))
+        keep(i, arranged[i].joined(found[i], are_samples))
         progress(1)
         done += 1
 
@@ -189,7 +193,9 @@ class Paragraphs:
     parts = [part for own in arranged for part in own.parts]
     answers = self._translator.translate(parts, target, known=known_parts, keep=keep_part, **asked)
     progress(len(set(range(len(texts))) - set(known)) - done)  # those without tokens
-    hypotheses = [own.joined(answers.hypotheses[end - len(own.parts) : end]) for own, end in zip(arranged, ends)]
+    hypotheses = [
+      own.joined(answers.hypotheses[end - len(own.parts) : end], are_samples) for own, end in zip(arranged, ends)
+    ]
     for i, own in enumerate(found):
       if None in own and any(own):  # a part has no tokens
         keep(i, hypotheses[i])

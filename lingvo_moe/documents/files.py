@@ -48,7 +48,7 @@ class _Office:
       if has_text.fullmatch(entry.filename)
     }
     if not self._marked_up:
-      raise UserError(f'a {suffix} file has its text in {has_text.pattern}; this one has no such entry')
+      raise UserError(f'the file is no {suffix} file: none of its {len(self._entries)} entries has the text of one')
     self.texts = [text for part in self._marked_up.values() for text in part.texts]
 
   def written(self, translations: Sequence[Aligned]) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import text_model, text_vocab
+from lingvo_moe.core import language_tags, text_vocab, translator
 from lingvo_moe.core.continuations import Listeners, Request, by_row
-from lingvo_moe.core.text_model import Answers, Hypothesis
+from lingvo_moe.core.translator import Answers, Hypothesis
 from lingvo_moe.core.vocab import BOS
 from lingvo_moe.engine import sampling, search
 from lingvo_moe.engine.exported import ExportedModel
@@ -33,8 +33,8 @@ class LanguageModel(ExportedModel):
   def translator(self, n_best: int = 1) -> Continuer:
     return Continuer(self, n_best)
 
-  def choose_target(self, requested: str | None, source: str | None = None) -> text_model.Languages:
-    return text_model.choose_target(None, requested, source)
+  def choose_target(self, requested: str | None, source: str | None = None) -> language_tags.Languages:
+    return language_tags.choose_target(None, requested, source)
 
   def pairs(self) -> list[tuple[str, str]]:
     return []
@@ -43,7 +43,7 @@ class LanguageModel(ExportedModel):
     return self.settings[name]
 
 
-class Continuer(text_model.Generator):
+class Continuer(translator.Generator):
   """Continues prompts with an exported model. A continuation depends on its prompt, the number of it and the seed.
 
   Args:
@@ -52,7 +52,7 @@ class Continuer(text_model.Generator):
   """
 
   def __init__(self, model: LanguageModel, n_best: int = 1) -> None:
-    text_model.check_continuations(n_best, model.settings['search'], model.beam_size)
+    translator.check_continuations(n_best, model.settings['search'], model.beam_size)
     self._model, self._n_best = model, n_best
 
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
@@ -73,15 +73,16 @@ class Continuer(text_model.Generator):
       width, norm = self._model.beam_size, self._model.length_norm
       results = search.search(decoder, {}, values['limits'], width, norm, copies, read(reader, prompts, 1))
     else:
-      by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[1:])
-      watch = lambda symbols_B: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B)), copies)
-      sampler = sampling.Sampler(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
-      keys_B, limits_B = values['keys'].reshape(-1), np.repeat(values['limits'], copies)
-      drawn = sampling.sample(decoder, read(reader, prompts, copies), sampler, keys_B, limits_B, watch)
+      by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[2:])
+      watch = lambda symbols_B1: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B1)), copies)
+      sampler, prompt = sampling.Sampler.of_rows(values, copies), read(reader, prompts, copies)
+      keys_B1, limits_B1 = values['keys'].reshape(-1, 1), np.repeat(values['limits'], copies)[:, np.newaxis]
+      memory = {'lengths': prompt.lengths_B}
+      drawn = sampling.sample(decoder, memory, sampler, keys_B1, limits_B1, prompt.last_B, prompt, watch=watch)
       ids, lengths, log_probs = map(by_prompt, drawn)
       results = ids, lengths, log_probs, log_probs
     answer = lambda ids, *values: Hypothesis(vocab.decode(ids), *values)
-    found = [text_model.of_finite_probability(answer, *of_row) for of_row in zip(*results, strict=True)]
+    found = [translator.of_finite_probability(answer, *of_row) for of_row in zip(*results, strict=True)]
     listeners.finish([best.text for best, *_ in found])
     return found
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.core.request import SEARCH
 from lingvo_moe.engine import manifest
 from lingvo_moe.engine.exported import ExportedModel
 from lingvo_moe.engine.generation import LanguageModel
@@ -22,6 +23,8 @@ def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
   make = LanguageModel if manifest.read(path)['task'] == 'language' else TranslationModel
   model = make(path, threads)
   alpha = chosen.pop('length_norm_alpha', None)
+  if isinstance(model, TranslationModel):
+    model.choose_search({name: value for name in SEARCH if (value := chosen.pop(name, None)) is not None})
   fixed = {name: model.settings[name] for name in _FIXED if name in model.settings}
   for name, value in chosen.items():
     if value is not None and name not in fixed:

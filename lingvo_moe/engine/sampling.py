@@ -5,12 +5,13 @@ Draws are those of search/sampling.py, with the random numbers of core/prng.py, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lingvo_moe.core import hash32
+from lingvo_moe.core.continuations import Request, by_row
 from lingvo_moe.core.hash32 import GOLDEN
 from lingvo_moe.core.vocab import BOS, EOS, PAD
 from lingvo_moe.engine import search
@@ -25,70 +26,119 @@ class Sampler(NamedTuple):
   top_k_B: np.ndarray
   top_p_B: np.ndarray
 
+  @classmethod
+  def of_rows(cls, values: Mapping[str, np.ndarray], copies: int) -> Sampler:
+    """Sampler with the values of `by_row`, for so many rows of each of its own."""
+    return cls(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
+
   def take(self, rows: np.ndarray) -> Sampler:
     """The sampler of some of the rows."""
     return Sampler(*(values_B[rows] for values_B in self))
 
-  def __call__(self, logits_BV: np.ndarray, keys_B: np.ndarray) -> np.ndarray:
-    """The next symbols, int32 [B]."""
-    logits_BV = np.where(np.isin(np.arange(logits_BV.shape[1]), (PAD, BOS)), np.float32(-np.inf), logits_BV)
-    likeliest_B = logits_BV.argmax(axis=1).astype(np.int32)
+  def __call__(self, logits_BWV: np.ndarray, keys_BW: np.ndarray) -> np.ndarray:
+    """The next symbols, int32 [B, W]."""
+    logits_BWV = np.where(np.isin(np.arange(logits_BWV.shape[2]), (PAD, BOS)), np.float32(-np.inf), logits_BWV)
+    likeliest_BW = logits_BWV.argmax(axis=2).astype(np.int32)
     if not self.temperature_B.any():
-      return likeliest_B
-    noise_BV = -np.log(-np.log(np.maximum(_uniform(keys_B, logits_BV.shape[1]), np.float32(2.0**-25))))
-    drawn_B = (self._restricted(logits_BV) + noise_BV).argmax(axis=1).astype(np.int32)
-    return np.where(self.temperature_B > 0, drawn_B, likeliest_B)
+      return likeliest_BW
+    noise_BWV = -np.log(-np.log(np.maximum(_uniform(keys_BW, logits_BWV.shape[2]), np.float32(2.0**-25))))
+    drawn_BW = (self._restricted(logits_BWV) + noise_BWV).argmax(axis=2).astype(np.int32)
+    return np.where(self.temperature_B[:, np.newaxis] > 0, drawn_BW, likeliest_BW)
 
-  def _restricted(self, logits_BV: np.ndarray) -> np.ndarray:
+  def _restricted(self, logits_BWV: np.ndarray) -> np.ndarray:
     """Logits at the temperature, -inf for the symbols that are never drawn."""
-    temperature_B1, top_k_B1, top_p_B1 = (values_B[:, np.newaxis] for values_B in self)
-    logits_BV = logits_BV / np.where(temperature_B1 > 0, temperature_B1, 1).astype(np.float32)
-    if not top_k_B1.any() and (top_p_B1 == 1).all():
-      return logits_BV
-    sorted_BV = -np.sort(-logits_BV, axis=1)
-    smallest = lambda chosen_BV: np.where(chosen_BV, sorted_BV, np.inf).min(axis=1, keepdims=True)
-    of_k_B1 = smallest((np.arange(sorted_BV.shape[1]) < top_k_B1) | (top_k_B1 == 0))
-    weights_BV = np.where(sorted_BV < of_k_B1, np.float32(0), np.exp(sorted_BV - sorted_BV[:, :1]))
-    probs_BV = weights_BV / weights_BV.sum(axis=1, keepdims=True)
-    of_p_B1 = smallest((probs_BV.cumsum(axis=1) - probs_BV < top_p_B1) | (top_p_B1 == 1))
-    return np.where(logits_BV < np.maximum(of_k_B1, of_p_B1), np.float32(-np.inf), logits_BV)
+    temperature_B11, top_k_B11, top_p_B11 = (values_B[:, np.newaxis, np.newaxis] for values_B in self)
+    logits_BWV = logits_BWV / np.where(temperature_B11 > 0, temperature_B11, 1).astype(np.float32)
+    if not top_k_B11.any() and (top_p_B11 == 1).all():
+      return logits_BWV
+    sorted_BWV = -np.sort(-logits_BWV, axis=2)
+    smallest = lambda chosen_BWV: np.where(chosen_BWV, sorted_BWV, np.inf).min(axis=2, keepdims=True)
+    of_k_BW1 = smallest((np.arange(sorted_BWV.shape[2]) < top_k_B11) | (top_k_B11 == 0))
+    weights_BWV = np.where(sorted_BWV < of_k_BW1, np.float32(0), np.exp(sorted_BWV - sorted_BWV[:, :, :1]))
+    probs_BWV = weights_BWV / weights_BWV.sum(axis=2, keepdims=True)
+    of_p_BW1 = smallest((probs_BWV.cumsum(axis=2) - probs_BWV < top_p_B11) | (top_p_B11 == 1))
+    return np.where(logits_BWV < np.maximum(of_k_BW1, of_p_BW1), np.float32(-np.inf), logits_BWV)
 
 
 def sample(
   decoder: StagedGraph,
-  prompt: Prompt,
+  memory: Mapping[str, np.ndarray],
   sampler: Sampler,
-  keys_B: np.ndarray,
-  limits_B: np.ndarray,
-  watch: Callable[[np.ndarray], np.ndarray],
+  keys_BW: np.ndarray,
+  limits_BW: np.ndarray,
+  last_B: np.ndarray,
+  prompt: Prompt | None = None,
+  given: Sequence[int] = (),
+  watch: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Draws a continuation of each row, with its end, of at most limits_B symbols: ids [B, T], lengths, log p.
+  """Draws W samples of each row, with their ends: ids [B, W, T], lengths [B, W], log p [B, W].
 
-  `watch` is called at every step with the symbols drawn, [B], pad where a row has ended; it returns which rows go on.
+  Args:
+    decoder: graph of a step.
+    memory: what it reads besides the cache, by name.
+    sampler: choice of the next symbol.
+    keys_BW: random key of each sample.
+    limits_BW: most symbols of each; 0: it is not drawn.
+    last_B: symbol before the first.
+    prompt: what the samples continue.
+    given: the first symbols of all, whose probabilities do not count.
+    watch: called at every step with the symbols drawn, [B, W], pad where there is none; returns which rows go on.
   """
-  rows, most = len(keys_B), int(limits_B.max())
-  ids_BT, lengths_B = np.full([rows, most], PAD, np.int32), np.zeros(rows, np.int32)
-  log_probs_B, last_B, numbers, live_B = np.zeros(rows, np.float32), prompt.last_B, np.arange(rows), np.ones(rows, bool)
-  cache = FlatCache(decoder, {'lengths': prompt.lengths_B}, 1, most, prompt)
+  most = int(limits_BW.max())
+  ids_BWT, lengths_BW = np.full([*keys_BW.shape, most], PAD, np.int32), np.zeros_like(limits_BW)
+  log_probs_BW, numbers, live_BW = np.zeros(keys_BW.shape, np.float32), np.arange(len(keys_BW)), limits_BW > 0
+  last_BW = np.repeat(last_B[:, np.newaxis], keys_BW.shape[1], axis=1).astype(np.int32)
+  cache = FlatCache(decoder, memory, keys_BW.shape[1], most, prompt)
   for time in range(most):
     if cache.is_full:
-      cache.keep(np.flatnonzero(live_B), live_B[:, np.newaxis])
-      numbers, last_B, live_B = numbers[live_B], last_B[live_B], live_B[live_B]
-    cache.run(last_B[:, np.newaxis], time, live_B[:, np.newaxis])
-    logits_BV = search.logits(decoder)[:, 0]
-    last_B = sampler.take(numbers)(logits_BV, hash32.fold(keys_B[numbers], time))
-    step_B = logits_BV[np.arange(len(last_B)), last_B] - decoder.output('log_z')[:, 0]
-    del logits_BV  # a view, which may not be held by the next step
-    ids_BT[numbers[live_B], time] = last_B[live_B]
-    log_probs_B[numbers] += np.where(live_B, step_B, 0)
-    lengths_B[numbers] += live_B
-    live_B = live_B & (last_B != EOS) & (time + 1 < limits_B[numbers]) & watch(ids_BT[:, time])[numbers]
-    if not live_B.any():
+      rows = np.flatnonzero(live_BW.any(axis=1))
+      cache.keep(rows, live_BW)
+      numbers, last_BW, live_BW = numbers[rows], last_BW[rows], live_BW[rows]
+    cache.run(last_BW, time, live_BW)
+    if time < len(given):
+      last_BW = np.full_like(last_BW, given[time])
+    else:
+      logits_BWV = search.logits(decoder)
+      last_BW = sampler.take(numbers)(logits_BWV, hash32.fold(keys_BW[numbers], time))
+      logits_BW = np.take_along_axis(logits_BWV, last_BW[:, :, np.newaxis], axis=2)[:, :, 0]
+      del logits_BWV  # a view, which may not be held by the next step
+      log_probs_BW[numbers] += np.where(live_BW, logits_BW - decoder.output('log_z'), 0)
+    ids_BWT[numbers, :, time] = np.where(live_BW, last_BW, PAD)
+    lengths_BW[numbers] += live_BW
+    live_BW = live_BW & (last_BW != EOS) & (time + 1 < limits_BW[numbers])
+    if watch:
+      live_BW &= watch(ids_BWT[:, :, time])[numbers, np.newaxis]
+    if not live_BW.any():
       break
-  return ids_BT, lengths_B, log_probs_B
+  return ids_BWT, lengths_BW, log_probs_BW
 
 
-def _uniform(keys_B: np.ndarray, count: int) -> np.ndarray:
-  """Uniform float32 [B, count] in [0, 1), as prng.uniform."""
+def draw(
+  decoder: StagedGraph,
+  memory: Mapping[str, np.ndarray],
+  requests: Sequence[Request],
+  samples: int,
+  limits_B: np.ndarray,
+  width: int,
+  begin: int,
+  given: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Draws so many samples of each row of a decoder of `width` hypotheses: ids [B, W, T], lengths, log p, scores.
+
+  Other arguments are those of `sample`.
+  """
+  values, copies = by_row(requests, samples), -(-samples // width)
+  room = [(0, 0), (0, copies * width - samples)]
+  keys_BW = np.pad(values['keys'], room).reshape(-1, width)
+  limits_BW = np.pad(np.repeat(limits_B[:, np.newaxis], samples, axis=1), room).reshape(-1, width)
+  repeated = {name: np.repeat(array, copies, axis=0) for name, array in memory.items()}
+  last_B = np.full(len(keys_BW), begin)
+  found = sample(decoder, repeated, Sampler.of_rows(values, copies), keys_BW, limits_BW, last_B, given=given)
+  ids, lengths, log_probs = (x.reshape(len(requests), -1, *x.shape[2:])[:, :samples] for x in found)
+  return ids, lengths, log_probs, log_probs
+
+
+def _uniform(keys_BW: np.ndarray, count: int) -> np.ndarray:
+  """Uniform float32 [B, W, count] in [0, 1), as prng.uniform."""
   spread = np.arange(count, dtype=np.uint32) * np.uint32(GOLDEN) + np.uint32(1)
-  return (hash32.mix(keys_B[:, np.newaxis] ^ spread) >> 8).astype(np.float32) * np.float32(2.0**-24)
+  return (hash32.mix(keys_BW[..., np.newaxis] ^ spread) >> 8).astype(np.float32) * np.float32(2.0**-24)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import language_tags, text_model
-from lingvo_moe.core.request import NOTHING, TranslationRequest
+from lingvo_moe.core import language_tags, minimum_bayes_risk, translator
+from lingvo_moe.core.continuations import Request
+from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.core.request import NOTHING, SEARCH, TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.text_constraints import TextConstraints
-from lingvo_moe.core.text_model import Answers, Hypothesis, Scored
+from lingvo_moe.core.translator import Answers, Hypothesis, Scored
 from lingvo_moe.core.visible_text import is_empty
 from lingvo_moe.core.vocab import BOS, EOS, Vocab
 from lingvo_moe.engine import search
 from lingvo_moe.engine.exported import ExportedModel
+from lingvo_moe.engine.sampling import draw
 
 
 class TranslationModel(ExportedModel):
@@ -27,23 +31,32 @@ class TranslationModel(ExportedModel):
 
   def __init__(self, path: str, threads: int | None = None) -> None:
     super().__init__(path, threads, ('decoder', 'encoder'))
+    self.settings = {**SEARCH, **self.settings}
     self.tag_sides = self.settings['tag_sides']
     get = self.settings.get  # likewise
     self.training_lines = TrainingLines(get('several_sentences'), get('long_line'))
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
 
+  def choose_search(self, values: Mapping[str, Any]) -> None:
+    """Puts values in place of those that it was exported with."""
+    of_requests = {name: value for name, value in values.items() if name != 'mbr_samples'}
+    TranslationRequest.of(**of_requests).sampling(self.settings.__getitem__)  # refuses what is out of its range
+    if not isinstance(count := values.get('mbr_samples', 1), int) or count < 1:
+      raise UserError(f'mbr_samples must be a whole number from 1 on; saw {shown(count)}')
+    self.settings |= values
+
   def translator(self, n_best: int = 1) -> Translator:
     return Translator(self, n_best)
 
-  def choose_target(self, requested: str | None, source: str | None = None) -> text_model.Languages:
+  def choose_target(self, requested: str | None, source: str | None = None) -> language_tags.Languages:
     tags = sorted(self.settings['tags']) if self.settings['tagged'] else None
-    return text_model.choose_target(tags, requested, source, both=self.tag_sides != 'source')
+    return language_tags.choose_target(tags, requested, source, both=self.tag_sides != 'source')
 
   def pairs(self) -> list[tuple[str, str]]:
     return [tuple(pair) for pair in self.settings['pairs']]
 
 
-class Translator(text_model.Translator):
+class Translator(translator.Translator):
   """Translates and scores sentences with an exported model, in batches by length.
 
   Args:
@@ -51,19 +64,21 @@ class Translator(text_model.Translator):
     n_best: number of translations of each sentence.
   """
 
-  able = ('prefix', 'ban', 'terms')
-  unable = 'an export does not do it: use the log directory'
+  able = tuple(field.name for field in dataclasses.fields(TranslationRequest) if field.name != 'alignments')
+  unable = 'an export does not do it, but its log directory does'
 
   def __init__(self, model: TranslationModel, n_best: int = 1) -> None:
-    text_model.check_n_best(n_best, model.beam_size)
-    self._model, self._n_best = model, n_best
+    self._model, self.n_best = model, n_best
     self.target_vocab = model.target
     self._begin = model.settings.get('begin', BOS)  # an earlier version has none
+
+  def configured(self, name: str) -> Any:
+    return self._model.settings[name]
 
   def translate(
     self,
     texts: Sequence[str],
-    target: text_model.Languages = None,
+    target: language_tags.Languages = None,
     progress: Callable[[int], object] = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[Hypothesis]], object] = lambda sentence, hypotheses: None,
@@ -79,7 +94,7 @@ class Translator(text_model.Translator):
       keep: called with the number and the translations of each further sentence, when its batch is done.
       request: what is asked of each.
     """
-    model = self._model
+    model, (search_name, sampling) = self._model, self.sampling(request)
     of_source, of_target = self._around(target)
     sources, truncated = _rows(model.source, texts, of_source, model.max_length)
     found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
@@ -95,34 +110,41 @@ class Translator(text_model.Translator):
       if constrained:
         constraints, room_B = constrained.of([texts[i] for i in batch], len(batch))
         limits_B = np.minimum(limits_B + room_B, model.max_length)
+      memory, begins = search.encode(encoder, [sources[i] for i in batch]), (self._begin, of_target.before)
+      if sampling:
+        requests = [Request.of_text(texts[i], sampling) for i in batch]
+        return draw(decoder, memory, requests, samples, limits_B, model.beam_size, *begins)
       return search.search(
         decoder,
-        search.encode(encoder, [sources[i] for i in batch]),
+        memory,
         limits_B,
         model.beam_size,
         model.length_norm,
-        self._n_best,
-        begin=self._begin,
-        given=of_target.before,
+        self.n_best,
+        None,
+        *begins,
         constraints=constraints,
       )
 
     read = lambda ids, *values: Hypothesis(model.target.decode(ids), *values)
-    for batch, of_batch in self._run(search_for, sources):
+    samples = self.configured('mbr_samples') if search_name == 'mbr' else self.n_best
+    for batch, of_batch in self._run(search_for, sources, samples if sampling else 1):
       for row, i in enumerate(batch):
-        found[i] = text_model.of_finite_probability(read, *(values[row] for values in of_batch))
+        found[i] = translator.of_finite_probability(read, *(values[row] for values in of_batch))
+        if search_name == 'mbr':
+          found[i] = minimum_bayes_risk.best(found[i], self.n_best)
         keep(i, found[i])
       progress(len(batch))
     return Answers(found, truncated)
 
-  def too_long(self, texts: Sequence[str], target: text_model.Languages = None) -> list[int]:
+  def too_long(self, texts: Sequence[str], target: language_tags.Languages = None) -> list[int]:
     return _rows(self._model.source, texts, self._around(target)[0], self._model.max_length)[1]
 
   def score(
     self,
     sources: Sequence[str],
     targets: Sequence[str],
-    target: text_model.Languages = None,
+    target: language_tags.Languages = None,
     progress: Callable[[int], object] = lambda count: None,
   ) -> Scored:
     """Log p of each target given its source, summed over its symbols and the end.
@@ -147,14 +169,20 @@ class Translator(text_model.Translator):
       progress(len(batch))
     return Scored(log_probs, tokens, sorted({*source_cut, *(i for i in target_cut if source_ids[i])}))
 
-  def _around(self, languages: text_model.Languages) -> tuple[language_tags.Around, language_tags.Around]:
+  def _around(self, languages: language_tags.Languages) -> tuple[language_tags.Around, language_tags.Around]:
     """Symbols around (sources, targets)."""
     return language_tags.around(self._model.tag_sides, self._model.settings['tags'].__getitem__, EOS, languages)
 
-  def _run(self, function: Callable[..., Any], sources: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Any]]:
-    """Batches of the sources that have tokens, each with the result of a function of it and of a lane's graphs."""
-    lanes = self._model.lanes
-    return lanes.run(function, lanes.batches(list(map(len, sources)), self._model.settings['batch_tokens']))
+  def _run(
+    self, function: Callable[..., Any], sources: Sequence[Sequence[int]], samples: int = 1
+  ) -> Iterator[tuple[Sequence[int], Any]]:
+    """Batches of the sources that have tokens, each with the result of a function of it and of a lane's graphs.
+
+    So many samples of a sentence take the room of as many hypotheses of a beam.
+    """
+    lanes, width = self._model.lanes, self._model.beam_size
+    tokens = self._model.settings['batch_tokens'] * width // max(samples, width)
+    return lanes.run(function, lanes.batches(list(map(len, sources)), tokens))
 
   def _max_length(self, source_length: int) -> int:
     """Length limit of a translation in symbols, with the end."""

@@ -2,13 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Languages, TextModel, Translator
+from lingvo_moe.core.language_tags import Languages
+from lingvo_moe.core.text_model import TextModel
+from lingvo_moe.core.translator import Translator
 from lingvo_moe.ops.cpu import threads
+from lingvo_moe.run import ensemble
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
@@ -28,14 +31,17 @@ class LoadedRun(TextModel):
     config: its configuration, with the values for decoding.
     runtime: a runtime for config.program().
     step: step of the checkpoint.
+    members: further checkpoints of an ensemble, whose configuration is given.
   """
 
-  def __init__(self, run: RunDir, config: TaskConfig, runtime: Runtime, step: int) -> None:
+  def __init__(
+    self, run: RunDir, config: TaskConfig, runtime: Runtime, step: int, members: Sequence[ensemble.Member] = ()
+  ) -> None:
     self.path = run.path
     self.model = run.load()[0]
     self.config = config
     self.step = step
-    self.checkpoint = run.checkpoints().describe(step)
+    self.checkpoint = '; with '.join([run.checkpoints().describe(step), *map(str, members)])
     self._task = task_of(config)
     _ = self._task.vocabs  # refuses what does not fit, before the weights are read
     self.max_length, self.continues_text = self._task.max_length, self._task.continues_text
@@ -43,7 +49,7 @@ class LoadedRun(TextModel):
     self._runner = _OneAtATime(runtime)
     self._made: dict[tuple, Any] = {}
     self._making = threading.Lock()
-    run.checkpoints().load_weights(runtime, step)
+    ensemble.load_weights(runtime, run, step, members)
 
   def __repr__(self) -> str:
     return f'LoadedRun({self.path!r}, {self.model}, {self.checkpoint})'
@@ -102,6 +108,7 @@ def load(
   backend: str,
   set_threads: bool,
   vocab_outside: bool,
+  others: Sequence[str],
   decoding: Mapping[str, Any],
 ) -> LoadedRun:
   """Loads a run; see lingvo_moe.load."""
@@ -116,9 +123,10 @@ def load(
   if set_threads and backend != 'reference':
     threads.set_policy(decoding=True)
   run = RunDir(str(path), vocab_outside)
-  config = run.load_config(**decoding)
+  members = [ensemble.Member.read(name, run) for name in others]
+  config = ensemble.joined(run.load_config(**decoding), members)
   step = run.checkpoints().choose(step, checkpoint or 'best if evaluated')
-  loaded = LoadedRun(run, config, LocalRuntime(config.program(), backend=backend), step)
+  loaded = LoadedRun(run, config, LocalRuntime(config.program(), backend=backend), step, members)
   logging.getLogger('lingvo_moe').info('loaded %r', loaded)
   return loaded
 

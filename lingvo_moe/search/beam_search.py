@@ -154,9 +154,7 @@ def beam_search(
     length = now.time + 1
     logits_BWV, cache = step_fn(live.last_BW, now, cache)
     logits_BWV = tf.ensure_shape(tf.cast(logits_BWV, tf.float32), [None, beam_size, vocab_size])
-    if forced_B is not None:
-      forced_B1V = tf.math.log(tf.one_hot(forced_B, vocab_size))[:, tf.newaxis]
-      logits_BWV = tf.where(tf.equal(now.time, 0), forced_B1V, logits_BWV)
+    logits_BWV = with_first(forced_B, now.time, logits_BWV)
     ends = length >= min_lengths_B, length >= max_lengths_B
     if constraints is None:
       best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
@@ -196,6 +194,14 @@ def beam_search(
     prefix_BU=prefix_BU,
   )
   return Hypotheses(*finished, steps)
+
+
+def with_first(forced_B: tf.Tensor | None, time: tf.Tensor, logits_BWV: tf.Tensor) -> tf.Tensor:
+  """Logits of which those of the first step have one symbol alone, where it is given."""
+  if forced_B is None:
+    return logits_BWV
+  forced_B1V = tf.math.log(tf.one_hot(forced_B, logits_BWV.shape[-1]))[:, tf.newaxis]
+  return tf.where(tf.equal(time, 0), forced_B1V, logits_BWV)
 
 
 def _check(beam_size, n_best, alpha, vocab_size, **specials):

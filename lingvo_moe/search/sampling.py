@@ -6,14 +6,14 @@ A sample depends on its own random key alone, not on the batch or the device tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.search import flat_sequence
+from lingvo_moe.search import beam_search, flat_sequence
 from lingvo_moe.search.beam_search import NEG_INF, Hypotheses, StepFn
 
 
@@ -31,6 +31,11 @@ class Sampler:
   temperature: float | tf.Tensor = 1.0
   top_k: int | tf.Tensor = 0
   top_p: float | tf.Tensor = 1.0
+
+  @classmethod
+  def of_rows(cls, batch: Mapping[str, tf.Tensor]) -> Sampler:
+    """Sampler with the values that a batch has for each row."""
+    return cls(batch['temperature'], batch['top_k'], batch['top_p'])
 
   @property
   def _by_row(self) -> bool:
@@ -95,13 +100,14 @@ def sample(
   eos_id: int,
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
+  forced_B: tf.Tensor | None = None,
   prefix_BU: tf.Tensor | None = None,
   watch: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> Hypotheses:
   """Draws W continuations a row; a sample ends with eos, or without it at max_lengths_B symbols.
 
   Args:
-    step_fn, cache, max_steps, bos_id, eos_id, pad_id, keep, prefix_BU: as in beam_search.
+    step_fn, cache, max_steps, bos_id, eos_id, pad_id, keep, forced_B, prefix_BU: as in beam_search.
     sampler: choice of the next symbol. Pad and bos are never drawn.
     first_B: input of the first step, such as bos or the last symbol of a prompt.
     key_BW: random key of each sample.
@@ -120,7 +126,7 @@ def sample(
   def step(now, state, cache):
     state = _Samples(*state)
     logits_BWV, cache = step_fn(state.last_BW, now, cache)
-    logits_BWV = tf.cast(logits_BWV, tf.float32)
+    logits_BWV = beam_search.with_first(forced_B, now.time, tf.cast(logits_BWV, tf.float32))
     barred_V = tf.reduce_max(tf.one_hot([pad_id, bos_id], logits_BWV.shape[-1]), axis=0) > 0
     symbols_BW = sampler(tf.where(barred_V, NEG_INF, logits_BWV), prng.fold(key_BW, now.time))
     log_probs_BW = tf.gather(tf.nn.log_softmax(logits_BWV), symbols_BW, batch_dims=2)

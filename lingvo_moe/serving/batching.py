@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
 from typing import Any
 
-from lingvo_moe.core.text_model import Answers
+from lingvo_moe.core.translator import Answers
 
 _LONGEST_RETRY = 60  # seconds
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Answers
+from lingvo_moe.core.translator import Answers
 from lingvo_moe.serving.query import BadQueryError
 from lingvo_moe.serving.service import INTERNAL, POST, Route, Service, refused
 
@@ -32,10 +32,10 @@ class Generation(Service):
     if any(len(prompt) > self.limits.prompt for prompt in prompts):
       raise BadQueryError(f'a prompt has at most {self.limits.prompt} characters: send its end alone', 413)
     n_best = fields.count('n_best', 'continuations') or 1
-    chosen = {name: fields[name] for name in Sampling._fields if fields.get(name) is not None}
+    chosen = fields.numbers(Sampling._fields)
     if self.run.configured('search') != 'beam':
       chosen.setdefault('sample_seed', secrets.randbits(31))  # of which the answer tells
-    sampling = refused(self.run.sampling, **{name: _number(value) for name, value in chosen.items()})
+    sampling = refused(self.run.sampling, **chosen)
     if n_best > self.run.beam_size:
       raise BadQueryError(f'n_best must be at most {self.run.beam_size}, the beam')
     refused(self.run.translator, n_best)
@@ -89,11 +89,3 @@ class Generation(Service):
       await send({'done': True, 'log_prob': best.log_prob, **told})
     await response.write_eof()
     return response
-
-
-def _number(value: Any) -> Any:
-  """A number of a form is text."""
-  try:
-    return json.loads(value) if isinstance(value, str) and len(value) < 40 else value
-  except ValueError:
-    return value

@@ -11,7 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Answers, TextModel
+from lingvo_moe.core.text_model import TextModel
+from lingvo_moe.core.translator import Answers
 from lingvo_moe.serving import metrics as metrics_lib
 from lingvo_moe.serving import page
 from lingvo_moe.serving.batching import Batcher, QueueFullError

@@ -1,9 +1,11 @@
 """Body of a POST request as LibreTranslate has it: fields in JSON or a form, and the query of /translate."""
 
+import contextlib
 import email.message
 import json
 import re
 import urllib.parse
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lingvo_moe.documents.files import Document, Lines
@@ -69,6 +71,14 @@ class Fields(dict[str, Any]):
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
       raise BadQueryError(f'{name} must be a number of {about}, 0 or more; it is {_seen(count)}')
     return count
+
+  def numbers(self, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the fields that are given; a number of a form is text."""
+    values = {name: self[name] for name in names if self.get(name) is not None}
+    for name, value in values.items():
+      with contextlib.suppress(ValueError):
+        values[name] = json.loads(value) if isinstance(value, str) and len(value) < 40 else value
+    return values
 
   def language(self, name: str) -> str | None:
     """A field that is the code of a language; None: not said."""

@@ -8,7 +8,8 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Answers, TextModel
+from lingvo_moe.core.text_model import TextModel
+from lingvo_moe.core.translator import Answers
 from lingvo_moe.serving import query as query_lib
 from lingvo_moe.serving.batching import Batcher
 from lingvo_moe.serving.origins import Origins
@@ -71,7 +72,7 @@ class Service:
 
 
 async def _body(request: web.BaseRequest, most: int) -> bytes:
-  too_large = BadQueryError(f'a body has at most {most} bytes: send fewer lines at once', 413)
+  too_large = BadQueryError(f'a body has at most {most} bytes: send less at once', 413)
   if (request.content_length or 0) > most:
     raise too_large
   if request.version == HttpVersion11 and request.headers.get('Expect', '').lower() == '100-continue':

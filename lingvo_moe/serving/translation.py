@@ -13,8 +13,10 @@ import babel
 from aiohttp import web
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.request import TranslationRequest
-from lingvo_moe.core.text_model import Answers, Hypothesis, Languages, TextModel
+from lingvo_moe.core.language_tags import Languages
+from lingvo_moe.core.request import SAMPLING, TranslationRequest
+from lingvo_moe.core.text_model import TextModel
+from lingvo_moe.core.translator import Answers, Hypothesis
 from lingvo_moe.documents import files
 from lingvo_moe.documents.placement import Aligned
 from lingvo_moe.serving import query as query_lib
@@ -25,6 +27,7 @@ from lingvo_moe.serving.service import GET, POST, Route, Service, refused
 DOWNLOAD = '/download_file/'
 _UNSAFE = re.compile(r'[^\w.-]')  # characters of a file's name in a URL
 _FILE_SECONDS = 1800.0  # that a translated file may be fetched
+_Key = tuple[Languages, int, str | None, TranslationRequest]
 _FILE_BYTES = 64 << 20  # of all that wait to be fetched; the oldest make room
 
 
@@ -45,7 +48,7 @@ class Translation(Service):
       '/frontend/settings': Route((*GET, 'POST'), self._settings),
     }
 
-  def answer(self, lines: list[str], key: tuple[Languages, int, str | None, TranslationRequest]) -> Answers:
+  def answer(self, lines: list[str], key: _Key) -> Answers:
     return self.run.answer(lines, *key)
 
   async def _choose(
@@ -62,15 +65,23 @@ class Translation(Service):
 
   def _asked(self, fields: query_lib.Fields, n_best: int, is_marked_up: bool) -> TranslationRequest:
     """What else is asked of translations; those of markup are aligned where the model does it."""
-    asked = {name: fields[name] for name in ('prefix', 'ban', 'terms') if fields.get(name)}
+    asked = {name: fields[name] for name in ('prefix', 'ban', 'terms', 'search') if fields.get(name)}
+    asked |= fields.numbers(SAMPLING)
     if isinstance(asked.get('terms'), str):
       asked['terms'] = [asked['terms']]
     if fields.get('alignments') or (is_marked_up and 'alignments' in self.run.translator(n_best).able):
       asked['alignments'] = True
     request = refused(TranslationRequest.of, **asked)
     if asked:
-      refused(self.run.translator_for, n_best, request)
+      refused(self.run.translator(n_best).check, request)
     return request
+
+  async def _answers(self, texts: Sequence[str], key: _Key) -> Answers:
+    """Answers of texts; constraints that ask for more than a translation has room for are the mistake of a client."""
+    try:
+      return await self.compute(texts, key)
+    except UserError as e:
+      raise BadQueryError(str(e)) if key[-1].is_constrained else e from None
 
   async def _translate(self, request: web.BaseRequest) -> web.Response:
     fields = await self.fields(request)
@@ -83,7 +94,7 @@ class Translation(Service):
     # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
     n_best = self.run.beam_size if query.alternatives else 1
     asked = self._asked(fields, n_best, query.unit == 'paragraph')
-    answers = await self.compute(texts, (languages, n_best, source, asked))
+    answers = await self._answers(texts, (languages, n_best, source, asked))
     told = {name: [value] * len(query.documents) if query.is_list else value for name, value in told.items()}
     result = await asyncio.to_thread(_result, query, answers, self.run.over_the_length)
     return web.json_response({**result, **told})
@@ -102,7 +113,7 @@ class Translation(Service):
     found: list[Aligned] = []
     step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
     for begin in range(0, len(document.texts), step):
-      answers = await self.compute(document.texts[begin : begin + step], (languages, 1, source, asked))
+      answers = await self._answers(document.texts[begin : begin + step], (languages, 1, source, asked))
       found += [_aligned(best) for best, *_ in answers.hypotheses]
     written = await asyncio.to_thread(document.written, found)
     data = written.encode() if isinstance(written, str) else written

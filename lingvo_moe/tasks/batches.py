@@ -18,6 +18,8 @@ TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 BATCH_KEYS = SOURCE_KEYS + TARGET_KEYS
 LOSS_FACTORS = 'tgt_loss_factors'  # of the loss of each token in training, in thousandths; without it all count alike
 
+ALIGNED = 'tgt_aligned'  # source position, from 1, that the attention of a target token is drawn to; 0: none
+
 
 class Side(NamedTuple):
   """Source or target of a batch: ids with their ends, segments and positions, int32 [B, T] each."""

@@ -12,6 +12,7 @@ from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.stack import Stack, StackCache
 from lingvo_moe.tasks import losses
+from lingvo_moe.tasks.batches import ALIGNED
 from lingvo_moe.tasks.losses import Batch, Routings, Totals
 
 
@@ -21,7 +22,8 @@ class EncoderDecoder(losses.TokenModel):
 
   With `source_embedding` None the encoder shares the target embedding; without `output_embedding` the output softmax
   shares it too. `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none. The
-  first `given` symbols of a target are not scored.
+  first `given` symbols of a target are not scored. The attention of `alignment_layer`, counted from 1 (0: the middle
+  one), aligns tokens; `guided_weight` is of the loss that draws it to the alignments of a batch.
   """
 
   encoder: Stack
@@ -31,6 +33,8 @@ class EncoderDecoder(losses.TokenModel):
   sinusoidal: bool = True
   output_embedding: Embedding | None = None
   given: int = 0
+  alignment_layer: int = 0
+  guided_weight: float = 0.0
   subset: str = dataclasses.field(default='pair', kw_only=True)
 
   def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
@@ -64,8 +68,19 @@ class EncoderDecoder(losses.TokenModel):
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Training loss of a batch with arrays by BATCH_KEYS, as TokenModel.loss; metrics have 'source_tokens' too."""
+    """Training loss of a batch with arrays by BATCH_KEYS, as TokenModel.loss; metrics have 'source_tokens' too.
+
+    With ALIGNED in the batch, the mean over target tokens of -log(attention to their source position) is added, times
+    `guided_weight` (Chen et al., 2016, arXiv 1607.01628). That attention is computed once more, without dropout.
+    """
     loss, metrics = super().loss(theta, batch, key, totals)
+    if ALIGNED in batch:
+      place_BT = batch[ALIGNED]
+      attention_BT = tf.gather(self.attention_to_source(theta, batch), tf.maximum(place_BT - 1, 0), batch_dims=2)
+      missed_BT = tf.where(place_BT > 0, -tf.math.log(tf.maximum(attention_BT, 1e-9)), 0.0)
+      tokens = (totals or self.totals(batch))['target_tokens']
+      loss += self.guided_weight * tf.reduce_sum(missed_BT) / tf.maximum(tokens, 1.0)
+      metrics = {**metrics, 'loss': loss}
     return loss, {**metrics, 'source_tokens': losses.count_tokens(batch['src_segments'])}
 
   def decisions(self, theta: Theta, batch: Batch) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
@@ -78,8 +93,9 @@ class EncoderDecoder(losses.TokenModel):
       found[name] = by_token(routed.decisions.expert_GSR), by_token(routed.decisions.weight_GSR)
     return found
 
-  def attention_to_source(self, theta: Theta, batch: Batch, layer: int) -> tf.Tensor:
-    """Weights by which a decoder layer attends to the source, a mean over its heads: float32 [B, T, U]."""
+  def attention_to_source(self, theta: Theta, batch: Batch) -> tf.Tensor:
+    """Weights by which `alignment_layer` attends to the source, a mean over its heads: float32 [B, T, U]."""
+    layer = (self.alignment_layer or -(-self.decoder.num_layers // 2)) - 1
     memory_BUM, _ = self.encode(theta, batch)
     with tf.name_scope('decoder'):
       x_BTM = self._embed(theta, batch['tgt_inputs'], None, self._positions(batch['tgt_positions']))

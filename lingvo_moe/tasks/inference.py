@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import text_model
+from lingvo_moe.core import translator
 from lingvo_moe.core.constraints import Constraints
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.search import beam_search, flat_sequence
+from lingvo_moe.search import beam_search, flat_sequence, sampling
 from lingvo_moe.tasks import task
 from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
 
 def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
   """Hypotheses of a row that have a probability above 0, best first; UserError if there is none."""
-  return text_model.of_finite_probability(Decoded, *(values[row] for values in hypotheses[:4]))
+  return translator.of_finite_probability(Decoded, *(values[row] for values in hypotheses[:4]))
 
 
 def with_constraints(batch: task.Batch, constraints: Constraints, room_B: np.ndarray) -> task.Batch:
@@ -54,14 +54,15 @@ def search(
   n_best: int = 1,
   min_length: int = 1,
 ) -> beam_search.Hypotheses:
-  """Beam search for a batch, a pure function of weights and batch in which no token is dropped by experts.
+  """Beam search, or samples, for a batch, a pure function of weights and batch in which no token is dropped by experts.
 
   Args:
     model: model of the configuration.
     theta: nested weights.
     batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis. With
       tgt_first, which has the first symbol of each answer, its probability does not count. It may be one of
-      `with_constraints`.
+      `with_constraints`, or have the values of `continuations.by_row`,
+      by which n_best samples are drawn.
     config: its beam_size, length_norm_*, begin_id, answer_lengths and longest_answer are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
@@ -73,30 +74,38 @@ def search(
     return tf.where(limits_B > 0, with_room_B(), 0) if 'room' in batch else limits_B
 
   max_steps = ops.loop_bound(limits_of(batch), config.longest_answer)
+  width = config.beam_size if 'keys' not in batch else n_best
   of_all = {name: batch[name] for name in Constraints._fields[:2] if name in batch}  # which has no rows
   batch = {name: x for name, x in batch.items() if name not in of_all}
 
   def search_rows(batch):
     rows = sizes(batch['src_ids'])[0]
     memory_BUM, _ = model.encode(theta, batch)
-    cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, config.beam_size))
+    cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, width))
+    step = lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache)
+    shared = {
+      **SYMBOLS,
+      'max_steps': max_steps,
+      'max_lengths_B': limits_of(batch),
+      'first_B': tf.fill([rows], config.begin_id),
+      'forced_B': batch[FIRST][:, 0] if FIRST in batch else None,
+      'keep': model.decoder.keep_positions,
+    }
+    if 'keys' in batch:
+      key_BW = tf.ensure_shape(batch['keys'], [None, width])
+      return sampling.sample(step, cache, sampling.Sampler.of_rows(batch), key_BW=key_BW, **shared)
     return beam_search.beam_search(
-      lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache),
+      step,
       cache,
       batch_size=rows,
-      beam_size=config.beam_size,
-      max_steps=max_steps,
-      max_lengths_B=limits_of(batch),
+      beam_size=width,
       vocab_size=model.target_embedding.vocab_size,
       length_norm_alpha=config.length_norm_alpha,
       length_norm_k=config.length_norm_k,
       n_best=n_best,
       min_length=min_length,
-      **SYMBOLS,
-      first_B=None if config.begin_id == BOS else tf.fill([rows], config.begin_id),
-      forced_B=batch[FIRST][:, 0] if FIRST in batch else None,
-      keep=model.decoder.keep_positions,
       constraints=Constraints(**of_all, terms_BCK=batch['terms_BCK']) if of_all else None,
+      **shared,
     )
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.language_tags import Languages as Languages
 from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
-from lingvo_moe.core.text_model import Answers as Answers
-from lingvo_moe.core.text_model import Hypothesis as Hypothesis
-from lingvo_moe.core.text_model import Languages as Languages
-from lingvo_moe.core.text_model import Scored as Scored
-from lingvo_moe.core.text_model import Translator as Translator
+from lingvo_moe.core.translator import Answers as Answers
+from lingvo_moe.core.translator import Hypothesis as Hypothesis
+from lingvo_moe.core.translator import Scored as Scored
+from lingvo_moe.core.translator import Translator as Translator
 from lingvo_moe.tasks import metrics as metrics_lib
 
 if TYPE_CHECKING:
@@ -393,6 +393,10 @@ class Task:
   def translator(self, runner: Runner, n_best: int = 1) -> Translator:
     """Answers texts with the weights that a runtime holds, by n_best hypotheses each."""
     self._refuse('does not translate: use the decoder')
+
+  def ensemble(self, others: Sequence[tuple[str, Task]]) -> TaskConfig:
+    """Configuration of this model and others, each with a name for messages, as one."""
+    self._refuse('has no ensembles: only models of translation have')
 
   def choose_target(self, asked: str | None, source: str | None = None) -> Languages:
     """The languages to pass to the translator, given those that were asked for."""

@@ -82,6 +82,18 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """Values of samples, in the order of core.continuations.Sampling."""
+
+  sample_temperature: float = field(1.0, 'Divides the logits of a sample; 0: greedy.', at_least=0, may_change=True)
+  top_k: int = field(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0, may_change=True)
+  top_p: float = field(
+    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', at_least=1e-6, at_most=1, may_change=True
+  )
+  sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig(BatchConfig):
   """Any model: layers, training and checkpoints.
 

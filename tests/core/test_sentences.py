@@ -9,7 +9,7 @@ import pytest
 from lingvo_moe.core import sentences
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.sentences import TrainingLines
-from lingvo_moe.core.text_model import Answers, Hypothesis, Translator
+from lingvo_moe.core.translator import Answers, Hypothesis, Translator
 
 ONE_EACH, MANY = TrainingLines(0.02, 120.0), TrainingLines(0.4, 60.0)
 

@@ -24,7 +24,7 @@ from ai_edge_litert.interpreter import Interpreter
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
-from lingvo_moe.core import text_model
+from lingvo_moe.core import translator
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.engine import exported, manifest, search, stages, translation
@@ -100,6 +100,74 @@ def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
     found, expected = (m.translate(lines, n_best=n_best, scores=True) for m in (exact, run))
     assert_same(found, expected, 2e-5)
   assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 30
+
+
+SEARCHES = (
+  {'search': 'sample', 'sample_temperature': 2.0, 'sample_seed': 5},
+  {'search': 'sample', 'sample_temperature': 3.0, 'top_k': 4},
+  {'search': 'sample', 'sample_temperature': 3.0, 'top_p': 0.5},
+  {'search': 'mbr', 'sample_temperature': 2.0},
+)
+
+
+def test_samples_are_those_of_the_run(run, exact, folders, toy_run):
+  lines = [*LINES, *lines_of(20)]
+  for values in SEARCHES:
+    expected = run.translate(lines, n_best=6 if values['search'] == 'sample' else 2, scores=True, **values)
+    assert_same(exact.translate(lines, n_best=len(expected[0]), scores=True, **values), expected, 1e-4)
+    assert len({h.text for found in expected for h in found}) > 20
+    loaded = [lingvo_moe.load(path, split_sentences='never', **values) for path in (toy_run.path, folders['float32'])]
+    for own in loaded:  # the values of a model
+      assert own.translate(lines[:4], n_best=2) == run.translate(lines[:4], n_best=2, **values)
+  assert loaded[1].translate(lines[:2], search='beam') == run.translate(lines[:2])
+
+
+@pytest.mark.parametrize('number', [0, 1])
+def test_a_sample_depends_on_its_source_and_its_seed_alone(run, exact, number):
+  model, values = (run, exact)[number], SEARCHES[0]
+  alone = [model.translate([line], n_best=3, **values)[0] for line in SENTENCES[:2]]
+  assert model.translate([*SENTENCES[5:9], *SENTENCES[:2]], n_best=3, **values)[4:] == alone
+  assert model.translate(SENTENCES[:2], n_best=3, **{**values, 'sample_seed': 6}) != alone
+  greedy = model.translate(SENTENCES, search='sample', sample_temperature=0)
+  assert greedy == model.translate(SENTENCES, search='sample', top_k=1, sample_temperature=2.5)
+  assert greedy == lingvo_moe.load(run.path, split_sentences='never', beam_size=1).translate(SENTENCES)
+
+
+def test_samples_of_a_paragraph_are_joined_by_their_numbers(run, exact, monkeypatch):
+  for model in (run, exact):
+    sentences = [model.translate([line], n_best=3, **SEARCHES[0])[0] for line in SENTENCES[:2]]
+    monkeypatch.setattr(model, 'split_sentences', 'always')
+    found = model.translate([' '.join(SENTENCES[:2])], n_best=3, **SEARCHES[0])
+    assert found == [[f'{a} {b}'.strip() for a, b in zip(*sentences)]]
+    monkeypatch.undo()
+
+
+def test_the_log_probability_of_a_sample_is_that_of_its_text(run):
+  [found] = run.translate(SENTENCES[:1], n_best=6, scores=True, search='sample', top_k=2, sample_temperature=1.5)
+  scored = run.score([(SENTENCES[0], h.text) for h in found])
+  # A text may have been written by other pieces than those it is read by; all are counted together here.
+  close = [abs(s.log_prob - h.log_prob) < 1e-3 for s, h in zip(scored, found)]
+  assert sum(close) >= 3
+
+
+def test_what_does_not_fit_samples_is_refused(run, exact):
+  for model in (run, exact):
+    for values, message in (
+      ({'search': 'x'}, "search must be one of beam, sample, mbr; saw 'x'"),
+      ({'top_k': 3}, 'beam search draws no samples; saw top_k'),
+      ({'search': 'sample', 'top_p': 0}, 'top_p must be a number from'),
+      ({'search': 'sample', 'prefix': 'A'}, 'prefix, ban and terms are for beam search; saw search=sample'),
+      ({'search': 'mbr', 'sample_seed': 1.5}, 'sample_seed must be a whole number'),
+      ({'searc': 'sample'}, 'closest: search'),
+    ):
+      with pytest.raises(UserError, match=message):
+        model.translate(SENTENCES[:1], **values)
+    with pytest.raises(UserError, match='at most as many; saw n_best=33'):
+      model.translate(SENTENCES[:1], n_best=33, search='mbr')
+  with pytest.raises(UserError, match='top_k must be a whole number'):
+    lingvo_moe.load(exact.path, search='sample', top_k=-1)
+  with pytest.raises(UserError, match='mbr_samples must be a whole number from 1 on; saw 0'):
+    lingvo_moe.load(exact.path, mbr_samples=0)
 
 
 def test_references_are_scored_as_by_the_run(run, exact, model):
@@ -272,7 +340,7 @@ def results(tmp_path):
 def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files(options, results, monkeypatch, capsys):
   monkeypatch.setattr(results_lib, '_UNFINISHED_SECONDS', 0.0)
   decoder.decode(options)
-  expected, read, reads = results(), text_model.of_finite_probability, itertools.count(1)
+  expected, read, reads = results(), translator.of_finite_probability, itertools.count(1)
   assert set(expected) == {'de-en.hyp', 'de-en.src', 'de-en.ref', 'scores.json'}
 
   def until_the_tenth(*args):
@@ -280,7 +348,7 @@ def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files
       raise KeyboardInterrupt
     return read(*args)
 
-  monkeypatch.setattr(text_model, 'of_finite_probability', until_the_tenth)
+  monkeypatch.setattr(translator, 'of_finite_probability', until_the_tenth)
   with pytest.raises(KeyboardInterrupt):
     decoder.decode(dataclasses.replace(options, overwrite=True))
   assert set(results()) == {'scores.unfinished.jsonl'}
@@ -310,7 +378,9 @@ def test_results_of_other_settings_are_replaced_whole_with_overwrite_alone(optio
     ({'batch_tokens': 64}, {}, 'batch_tokens is for log directories; saw batch_tokens=64 for the export .*leave it'),
     ({'prompt': 'Ein'}, {}, 'prompt is for log directories'),
     ({'num_samples': 0}, {}, 'num_samples is for log directories'),
-    ({'search': 'greedy'}, {}, 'search is for log directories'),
+    ({'search': 'greedy'}, {}, "search must be one of beam, sample, mbr; saw 'greedy'"),
+    ({'max_new_tokens': 9}, {}, 'max_new_tokens is for log directories'),
+    ({'ensemble': ['@last']}, {}, 'ensemble is for log directories'),
     ({'vocab_outside': True}, {}, 'vocab_outside is for log directories'),
     ({'best': True}, {}, 'best is for log directories'),
     ({'beam_size': 2}, {}, r'has the values that it was made with \(beam_size=4\); saw beam_size=2'),
@@ -326,9 +396,11 @@ def test_the_decoder_refuses_before_it_translates(options, monkeypatch, given, r
 @pytest.mark.parametrize('load, options', [(serve.load, serve.Options), (translate.load, translate.Options)])
 def test_other_jobs_refuse_what_an_export_cannot_do(folders, load, options):
   arguments = (RuntimeOptions(),) if load is translate.load else ()
-  for name, value in {'checkpoint': 'last', 'vocab_outside': True, 'top_k': 3, 'step': 7}.items():
+  for name, value in {'checkpoint': 'last', 'vocab_outside': True, 'max_new_tokens': 3, 'step': 7}.items():
     with pytest.raises(UserError, match=f'saw {name}={value!r} for .*leave it out'):
       load(options(str(folders['int8']), **{name: value}), *arguments)
+  with pytest.raises(UserError, match='beam search draws no samples; saw top_k: leave it out'):
+    load(options(str(folders['int8']), top_k=3), *arguments)
 
 
 def test_the_library_takes_threads_and_refuses_a_backend(folders, monkeypatch):

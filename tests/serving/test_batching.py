@@ -8,7 +8,7 @@ from concurrent import futures
 
 import pytest
 
-from lingvo_moe.core.text_model import Answers
+from lingvo_moe.core.translator import Answers
 from lingvo_moe.serving.batching import Batcher, QueueFullError
 
 

@@ -13,7 +13,8 @@ pytest.importorskip('prometheus_client')
 from serving import test_http
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Hypothesis, TextModel
+from lingvo_moe.core.text_model import TextModel
+from lingvo_moe.core.translator import Hypothesis
 
 
 class Stub:

@@ -19,11 +19,12 @@ import aiohttp
 
 from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.core.text_model import Answers
+from lingvo_moe.core.translator import Answers
 from lingvo_moe.serving import http_app, server, service
 from lingvo_moe.serving.connections import Connections
 from lingvo_moe.serving.http_app import HttpApp
 from lingvo_moe.serving.origins import Origins
+from lingvo_moe.serving.query import parse
 
 JSON, FORM = 'application/json', 'application/x-www-form-urlencoded'
 
@@ -39,7 +40,7 @@ class Stub:
   model, checkpoint = 'toy.Stub', 'step 3, the newest'
   over_the_length = 'over max_length=10 tokens'
   beam_size = 3
-  continues_text, able = False, ('alignments', 'ban', 'terms')
+  continues_text, able = False, ('alignments', 'ban', 'terms', 'search', 'top_k')
 
   def __init__(self, pairs=(('de', 'en'), ('fr', 'en')), tags=()):
     self._pairs, self._tags = list(pairs), list(tags)
@@ -66,13 +67,15 @@ class Stub:
   def translator(self, n_best):
     return self
 
-  def translator_for(self, n_best, request):
+  def check(self, request):
     if not set(request.asked) <= set(self.able):
       raise UserError(f'{request.asked} cannot be asked here')
 
   def answer(self, lines, target, n_best, source, request):
     self.batches.append((lines, target, n_best))
     self.asked = request
+    if 'longest' in request.ban:
+      raise UserError('constraints leave no room')
     assert self.go.wait(30)
     if 'bad' in lines:
       raise RuntimeError('secret')
@@ -175,6 +178,7 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
     {'q': 'ab', 'prefix': 'c'},
     {'q': 'ab', 'ban': 5},
     {'q': 'ab', 'terms': ['a']},
+    {'q': 'ab', 'ban': ['longest']},
     run=run,
   )
   assert found[0] == (
@@ -187,10 +191,20 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
       ],
     },
   )
-  assert (run.asked.ban, run.asked.terms) == (('x',), (('a', 'b'),))
-  messages = "['prefix'] cannot be asked here", 'prefix is a string, ban has words', 'prefix is a string, ban has words'
+  messages = "['prefix'] cannot be asked here", *['prefix is a string, ban has words'] * 2, 'constraints leave no room'
   for (status, answer), message in zip(found[1:], messages, strict=True):
     assert status == 400 and answer['error'].startswith(message), answer
+  ask({'q': 'ab', 'ban': 'x', 'terms': {'a': 'b'}}, run=run)
+  assert (run.asked.ban, run.asked.terms) == (('x',), (('a', 'b'),))
+  ask({'q': 'ab', 'search': 'sample', 'top_k': 3, 'top_p': None}, run=run)
+  assert (run.asked.search, run.asked.top_k, run.asked.top_p) == ('sample', 3, None)
+
+
+def test_numbers_of_a_form_are_read_as_those_of_json():
+  form = parse(b'q=a&top_k=3&top_p=0.5&sample_seed=x', 'application/x-www-form-urlencoded')
+  names = ('top_k', 'top_p', 'sample_seed', 'sample_temperature')
+  assert form.numbers(names) == {'top_k': 3, 'top_p': 0.5, 'sample_seed': 'x'}
+  assert parse(b'{"q": "a", "top_k": 3, "top_p": null}').numbers(names) == {'top_k': 3}
 
 
 def test_html_keeps_its_tags_and_a_file_its_kind():
@@ -227,7 +241,7 @@ def test_a_file_that_is_not_one_is_refused():
     (400, 'a file must be one of .txt, .html, .htm, .srt, .docx, .odt; saw a.pdf'),
     (400, 'the file is not a whole .docx file: File is not a zip file'),
     (400, 'text must be UTF-8; a.txt is not from byte 0 on: save it as UTF-8'),
-    (413, 'a body has at most 10000 bytes: send fewer lines at once'),
+    (413, 'a body has at most 10000 bytes: send less at once'),
   )
   assert tuple(files_client(test)) == messages
 
@@ -580,7 +594,7 @@ def test_a_body_over_the_limit_is_413_with_and_without_a_length():
     return [(r.status, await r.json()) for r in [*found, at_limit]]
 
   long, chunked, fits = with_client(test, limits=service.Limits(body=1000))
-  assert long == chunked == (413, {'error': 'a body has at most 1000 bytes: send fewer lines at once'})
+  assert long == chunked == (413, {'error': 'a body has at most 1000 bytes: send less at once'})
   assert fits == (200, {'translatedText': 'a'})
   assert ask({'q': 'a\n' * 5}, max_waiting=5) == [(413, {'error': 'q has 6 lines; at most 5 are taken at once'})]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import text_model
+from lingvo_moe.core import translator
 from lingvo_moe.tasks import inference, metrics, task
 from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, padded, zeros
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
@@ -24,7 +24,7 @@ class Filler(plain_text.TextGenerator):
   """Fills in spans with the current weights of a runtime."""
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, n_best: int = 1):
-    text_model.check_n_best(n_best, config.beam_size)
+    translator.check_n_best(n_best, config.beam_size)
     super().__init__(config, vocab, runner, functools.partial(inference.search, n_best=n_best))
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:

@@ -10,11 +10,11 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
-from lingvo_moe.tasks.transformer_config import ModelConfig, TransformerConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig, SamplingConfig, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageConfig(ModelConfig, PlainTextConfig):
+class LanguageConfig(ModelConfig, PlainTextConfig, SamplingConfig):
   """Language models: text and sampling.
 
   A subclass has the layers and `model()`.
@@ -38,12 +38,6 @@ class LanguageConfig(ModelConfig, PlainTextConfig):
     choices=('sample', 'greedy', 'beam'),
     may_change=True,
   )
-  sample_temperature: float = field(1.0, 'Divides the logits of a sample.', at_least=1e-6, may_change=True)
-  top_k: int = field(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0, may_change=True)
-  top_p: float = field(
-    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', at_least=1e-6, at_most=1, may_change=True
-  )
-  sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
   num_samples: int = field(3, 'Continuations of the prompt by the decoder.', at_least=0, may_change=True)
   prompt: str = field('', 'Text that the samples of the decoder continue.', may_change=True)
   max_new_tokens: int = field(256, 'Most symbols of a continuation.', at_least=1, may_change=True)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import prng, text_model
+from lingvo_moe.core import prng, translator
 from lingvo_moe.core.continuations import Listeners, Request, by_row
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
@@ -113,7 +113,7 @@ def generate(
         **shared,
       )
     if 'keys' in batch:
-      sampler = sampling.Sampler(*(batch[name] for name in ('temperature', 'top_k', 'top_p')))
+      sampler = sampling.Sampler.of_rows(batch)
       key_BW = tf.ensure_shape(batch['keys'], [None, width])
     else:
       temperature = 0.0 if config.search == 'greedy' else config.sample_temperature
@@ -133,7 +133,7 @@ class Continuer(TextGenerator):
   """
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, n_best: int = 1):
-    text_model.check_continuations(n_best, config.search, config.beam_size)
+    translator.check_continuations(n_best, config.search, config.beam_size)
     super().__init__(config, vocab, runner, functools.partial(generate, n_best=n_best))
     self._width = width_of(config, n_best)
     watch = lambda *drawn: self._listeners(*drawn)

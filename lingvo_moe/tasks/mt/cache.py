@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.tasks.token_cache import Entry, TokenCache, folders_of, open_entries
@@ -54,6 +57,41 @@ def open_keys(
   """The (source, target) caches of every pair whose ids, as uint64, are hashes of text.key; 0 of an empty line."""
   caches = open_entries(_key_entries(pairs), cache_dir, quiet=quiet)
   return list(zip(caches[: len(pairs)], caches[len(pairs) :], strict=True))
+
+
+class _Points:
+  """Alignments in place of a vocabulary: ids are the source pieces, from 1, of target pieces; 0: none."""
+
+  size = 1 << 31
+  fingerprint = 'alignments, 1'
+
+
+def open_alignments(pairs: Sequence[parallel.Pair], folder: str, cache_dir: str, *, quiet: bool) -> list[TokenCache]:
+  """Opens the alignments of every pair's corpus: for each line the source piece, from 1, of each target piece."""
+  entries = []
+  for pair in pairs:
+    name = f'{pair.name}.{pair.split}.align'
+    if not files.isfile(path := os.path.join(folder, name)):
+      raise UserError(f'guided_by is a folder with alignments of each corpus; {path} is missing: add it')
+    entries.append(Entry(name, [path], _Points(), _aligned))
+  return open_entries(entries, cache_dir, quiet=quiet)
+
+
+def _aligned(parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+  """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each part."""
+  for part in parts:
+    for batch in part.batches(progress):
+      rows = [_sources(line.decode('utf-8')) for line in batch]
+      yield np.concatenate([np.zeros(0, np.int32), *rows]).astype(np.int32), np.array(list(map(len, rows)), np.int64)
+    yield np.zeros(0, np.int32), np.zeros(0, np.int64)
+
+
+def _sources(line: str) -> list[int]:
+  """Source piece of each target piece of a line in Pharaoh's format, its first one; text before a tab is left out."""
+  if not re.fullmatch(r'(\d{1,4}-\d{1,4}\s*)*', points := line.rpartition('\t')[2].strip()):
+    raise UserError(f"a line of alignments has pairs of numbers such as '0-0 1-2'; saw {points!r:.60}")
+  source_of = {int(target): int(source) + 1 for source, target in (p.split('-') for p in reversed(points.split()))}
+  return [source_of.get(target, 0) for target in range(max(source_of, default=-1) + 1)]
 
 
 def _entries(pairs, vocabs, tokenise, suffix: str = '') -> list[Entry]:

@@ -9,12 +9,13 @@ import tensorflow as tf
 from lingvo_moe.core import fields, language_tags
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
+from lingvo_moe.core.request import SEARCHES
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.mt import batching, mixture
 from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
-from lingvo_moe.tasks.transformer_config import BatchConfig
+from lingvo_moe.tasks.transformer_config import BatchConfig, SamplingConfig
 from lingvo_moe.tasks.vocab import EOS, SPECIAL, Vocab
 
 Sides = tuple[language_tags.Around, language_tags.Around]
@@ -125,6 +126,12 @@ class DataConfig(BatchConfig):
     f'Shares of training examples with noise in the source, of {", ".join(KINDS)}; the last two are on both sides.',
     way_out="e.g. {'typos': 0.05, 'case': 0.05}",
   )
+  guided_by: str = field(
+    '',
+    'Folder of alignments of training text, such as de-en.train.align, to which the attention of alignment_layer is '
+    "drawn: for each line '0-0 1-2', numbers of a source and a target piece. Empty: none.",
+    may_change=True,
+  )
   boundaries: tuple[int, ...] = field(
     (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
   )
@@ -164,6 +171,9 @@ class DataConfig(BatchConfig):
         )
     if self.tags_both and not (self.tag_target and self.shared_vocab):
       fields.refuse(self, 'tag_sides', 'source without tag_target and shared_vocab', 'both sides share their tags')
+    if self.guided_by and (self.source_sampling or self.target_sampling or self.noise):
+      way_out = 'alignments are of the pieces that a sentence always has'
+      fields.refuse(self, 'guided_by', 'left out with source_sampling, target_sampling or noise', way_out)
     self._check_rows_fit(self.max_length, 'max_length')
 
   def batcher(self, *, training: bool = True) -> batching.Batcher:
@@ -215,7 +225,7 @@ class DataConfig(BatchConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class MtConfig(EncoderDecoderConfig, DataConfig):
+class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   """Translation: stacks, evaluation and decoding."""
 
   task_class = 'lingvo_moe.tasks.mt.task.TranslationTask'
@@ -238,12 +248,23 @@ class MtConfig(EncoderDecoderConfig, DataConfig):
     may_change=True,
   )
   decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
+  search: str = field(
+    'beam',
+    'Translations: of beam search; samples; or those of mbr_samples samples that agree most with the others by chrF '
+    '(minimum Bayes risk).',
+    choices=SEARCHES,
+    may_change=True,
+  )
+  mbr_samples: int = field(
+    32, 'Samples of a sentence among which mbr chooses.', at_least=1, at_most=4096, may_change=True
+  )
   alignment_layer: int = field(
     0,
     'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the middle one.',
     at_least=0,
     may_change=True,
   )
+  guided_weight: float = field(0.1, 'Weight of the loss that guided_by adds.', at_least=0)
 
   def _check_combinations(self) -> None:
     super()._check_combinations()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import text_model
+from lingvo_moe.core import language_tags, minimum_bayes_risk
 from lingvo_moe.core.alignment import Alignment
+from lingvo_moe.core.continuations import Request, by_row
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.text_constraints import TextConstraints
@@ -37,29 +40,36 @@ class SentenceTranslator(task.Translator):
     batch_tokens: source tokens of a batch; 0: default_batch_tokens(config).
   """
 
-  able = ('alignments', 'prefix', 'ban', 'terms')
-  unable = 'translation does not do it'
+  able = tuple(field.name for field in dataclasses.fields(TranslationRequest))
 
   def __init__(
     self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: task.Runner, n_best: int = 1, batch_tokens: int = 0
   ) -> None:
-    text_model.check_n_best(n_best, config.beam_size)
+    self.n_best = n_best
     self._runner = runner
     tokens = batch_tokens or default_batch_tokens(config)
     self._config = config.for_inference(runner.row_multiple, config.max_length, tokens)
+    # Several samples of a sentence take the room of as many hypotheses.
+    fewer = lambda width: config.for_inference(
+      runner.row_multiple, config.max_length, tokens * config.beam_size // max(width, config.beam_size)
+    )
     self._vocabs = vocabs
     self.target_vocab = vocabs[1]
     program = self._config.program()
     model = program.model
-    search = lambda weights, batch: inference.search(model, program.theta(weights), batch, self._config, n_best)
-    self._search, self._constrained = runner.function(search), runner.function(search)
+    search = lambda width: runner.function(
+      lambda weights, batch: inference.search(model, program.theta(weights), batch, self._config, width)
+    )
+    self._search, self._constrained = search(n_best), search(n_best)  # traced for the arrays of their batches
+    widths = {'sample': n_best, 'mbr': config.mbr_samples}
+    self._samples = {name: (width, fewer(width), search(width)) for name, width in widths.items()}
     self._num_symbols = model.target_embedding.vocab_size
     self._score = runner.function(lambda weights, batch: model.score(program.theta(weights), batch))
-    layer = (config.alignment_layer or -(-config.decoder_layers // 2)) - 1
-    self._attend = runner.function(
-      lambda weights, batch: model.attention_to_source(program.theta(weights), batch, layer)
-    )
+    self._attend = runner.function(lambda weights, batch: model.attention_to_source(program.theta(weights), batch))
     self._decide = runner.function(lambda weights, batch: model.decisions(program.theta(weights), batch))
+
+  def configured(self, name: str) -> Any:
+    return getattr(self._config, name)
 
   def check(self, request: TranslationRequest) -> None:
     super().check(request)
@@ -69,7 +79,7 @@ class SentenceTranslator(task.Translator):
   def translate(
     self,
     sources: Sequence[str],
-    target: text_model.Languages = None,
+    target: language_tags.Languages = None,
     progress: task.Progress = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[task.Hypothesis]], object] = lambda sentence, hypotheses: None,
@@ -87,11 +97,14 @@ class SentenceTranslator(task.Translator):
       keep: called with the number and the translations of each further sentence, when its batch is done.
       request: what is asked of each.
     """
+    search, sampling = self.sampling(request)
+    width, config, function = self._samples.get(search, (0, self._config, self._search))
     constrained = None
     if request.is_constrained:
+      function = self._constrained
       sizes = self._num_symbols, self._config.max_length, int(self._config.tags_both)
       constrained = TextConstraints(request, self.target_vocab, *sizes)
-    batches = TextInput(self._config, self._vocabs, sources, target)
+    batches = TextInput(config, self._vocabs, sources, target)
     found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
     if batches.empty:
       progress(len(batches.empty))
@@ -102,22 +115,26 @@ class SentenceTranslator(task.Translator):
       if constrained:
         real_B = index_B[index_B >= 0]
         batch = inference.with_constraints(batch, *constrained.of([sources[i] for i in real_B], len(index_B)))
-      hypotheses = (self._constrained if constrained else self._search)(batch)
+      elif sampling:
+        batch |= by_row([Request.of_text(sources[i] if i >= 0 else '', sampling) for i in index_B], width)
+      hypotheses = function(batch)
       for sentence, row in new.items():
         found[sentence] = self._read(hypotheses, row)
+        if search == 'mbr':
+          found[sentence] = minimum_bayes_risk.best(found[sentence], self.n_best)
         keep(sentence, found[sentence])
       progress(len(new))
     answers = task.Answers(found, batches.truncated)
     return self._aligned(sources, answers, target) if request.alignments else answers
 
-  def too_long(self, texts: Sequence[str], target: text_model.Languages = None) -> list[int]:
+  def too_long(self, texts: Sequence[str], target: language_tags.Languages = None) -> list[int]:
     return TextInput(self._config, self._vocabs, texts, target).truncated
 
   def score(
     self,
     sources: Sequence[str],
     targets: Sequence[str],
-    target: text_model.Languages = None,
+    target: language_tags.Languages = None,
     progress: task.Progress = lambda count: None,
   ) -> task.Scored:
     """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
@@ -138,7 +155,7 @@ class SentenceTranslator(task.Translator):
     return task.Scored(log_probs, tokens, batches.truncated)
 
   def align(
-    self, sources: Sequence[str], targets: Sequence[str], target: text_model.Languages = None
+    self, sources: Sequence[str], targets: Sequence[str], target: language_tags.Languages = None
   ) -> list[Alignment]:
     """Aligns tokens by the attention of config.alignment_layer, from where a token of the target is predicted.
 
@@ -158,7 +175,7 @@ class SentenceTranslator(task.Translator):
     return found
 
   def routing(
-    self, sources: Sequence[str], translations: Sequence[str], target: text_model.Languages = None
+    self, sources: Sequence[str], translations: Sequence[str], target: language_tags.Languages = None
   ) -> list[task.SentenceRouting]:
     """Experts of each token of sentences, with the decoder reading the given translations.
 

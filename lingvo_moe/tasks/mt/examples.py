@@ -18,7 +18,7 @@ from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.mt.mixture import Corpus
-from lingvo_moe.tasks.token_cache import groups
+from lingvo_moe.tasks.token_cache import TokenCache, groups
 from lingvo_moe.tasks.vocab import Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time
@@ -116,6 +116,9 @@ class Examples:
     self._max_length = config.max_length
     self._around, self._begin = symbols_around(config, self.pairs, source_vocab), config.begin_id
     self._caches = cache.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
+    self._alignments = []
+    if config.guided_by and split == 'train':
+      self._alignments = cache.open_alignments(self.pairs, config.guided_by, cache_dir, quiet=quiet)
     self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
     sizes = [len(source) for source, _ in self._caches]
     chosen = dev_lines.choose(config, self.pairs, sizes) if split in ('train', 'dev') else {}
@@ -127,6 +130,11 @@ class Examples:
       for number, lines in chosen.items():
         self._caches[number] = tuple(side.subset(lines) for side in self._caches[number])
     self.sizes = [len(source) for source, _ in self._caches]
+    for pair, size, alignments in zip(self.pairs, self.sizes, self._alignments):
+      if len(alignments) != size:
+        raise UserError(
+          f'{pair.name}.{pair.split}.align must have a line for each of {size:,}; saw {len(alignments):,}'
+        )
     share = min(1.0, _COUNTED / sum(self.sizes))
     self.stats = Stats(tuple(self._scan(p, share) for p in range(len(self.pairs))), share < 1)
     if not self.stats.total('kept'):
@@ -183,7 +191,7 @@ class Examples:
   def rows(self, pair: np.ndarray, line: np.ndarray) -> list[list[np.ndarray]]:
     """Ids of each source, and of each target, without the symbols around."""
     order = np.argsort(pair, kind='stable')
-    gathered = [self._gather(side, pair[order], line[order]) for side in (0, 1)]
+    gathered = [self._gather(self._caches_of(side), pair[order], line[order]) for side in (0, 1)]
     rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in gathered]
     return [[side[place] for place in np.argsort(order)] for side in rows]
 
@@ -197,7 +205,9 @@ class Examples:
     order = np.argsort(pair[plan.example], kind='stable')
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
     pair, line = pair[plan.example], line[plan.example]
-    read = lambda side: batches.flat([rows[side][i] for i in plan.example]) if rows else self._gather(side, pair, line)
+    read = lambda side: (
+      batches.flat([rows[side][i] for i in plan.example]) if rows else self._gather(self._caches_of(side), pair, line)
+    )
     sides = self._with_tags(pair, *read(0)), read(1)
     source, target = (
       _side(plan, start, *sides[side], self._around[side].before[pair], self._around[side].after[pair])
@@ -208,10 +218,38 @@ class Examples:
       of_segments = np.zeros([plan.rows, int(plan.segment.max(initial=0)) + 1], np.int32)
       of_segments[plan.row, plan.segment] = self._factor[pair]
       batch[batches.LOSS_FACTORS] = np.take_along_axis(of_segments, target.segments_BT, axis=1)
+    if self._alignments:
+      batch[batches.ALIGNED] = self._aligned(plan, pair, line, *(lengths for _, lengths in sides))
     return batch
 
-  def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    parts = [self._caches[p][side].gather(line[where]) for p, where in groups(pair)]
+  def _aligned(
+    self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray, source_lengths: np.ndarray, lengths: np.ndarray
+  ) -> np.ndarray:
+    """Array ALIGNED of a batch, given the numbers of ids of its examples, without the symbols around."""
+    places, counts = self._gather(self._alignments, pair, line)
+    tags = (self._tag[pair] > 0).astype(np.int32)
+    bad = (counts > lengths) | (
+      np.maximum.reduceat(np.append(places, 0), np.cumsum(counts) - counts) > source_lengths - tags
+    )
+    if (bad & (counts > 0)).any():
+      first = np.flatnonzero(bad & (counts > 0))[0]
+      raise UserError(
+        f'alignments are of the pieces of both vocabularies; those of line {line[first] + 1} of '
+        f'{self.pairs[pair[first]].name} are of more: make them again'
+      )
+    before = [around.before[pair] for around in self._around]
+    offset = plan.source_start + before[0].shape[1] + tags
+    of_tokens = np.zeros(int(lengths.sum()), np.int32)
+    starts = np.cumsum(lengths) - lengths - (np.cumsum(counts) - counts)
+    of_tokens[np.arange(len(places)) + np.repeat(starts, counts)] = places + np.repeat(offset, counts) * (places > 0)
+    return _side(plan, plan.target_start, of_tokens, lengths, before[1] * 0, self._around[1].after[pair] * 0).ids_BT
+
+  def _caches_of(self, side: int) -> list[TokenCache]:
+    """Caches of a side, by pair."""
+    return [sides[side] for sides in self._caches]
+
+  def _gather(self, caches: Sequence[TokenCache], pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    parts = [caches[p].gather(line[where]) for p, where in groups(pair)]
     if not parts:
       return np.zeros(0, np.int32), np.zeros(0, np.int64)
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import language_tags, log_directory, text_model
+from lingvo_moe.core import language_tags, log_directory
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.core.request import TranslationRequest
+from lingvo_moe.core.request import SEARCH, TranslationRequest
 from lingvo_moe.core.sentences import Paragraphs, TrainingLines
 from lingvo_moe.core.vocab import EOS
 from lingvo_moe.corpora import text
@@ -40,7 +40,7 @@ class HeldOut:
   name: str
   source: str  # the languages
   target: str
-  tag: text_model.Languages  # whose tags sentences get
+  tag: language_tags.Languages  # whose tags sentences get
   sources: list[str]
   targets: list[str]
 
@@ -125,7 +125,7 @@ class _PairsJob(task.HeldOutJob):
   def _compute(
     self,
     sets: Sequence[HeldOut],
-    tag: text_model.Languages,
+    tag: language_tags.Languages,
     progress: task.Progress,
     unfinished: MutableMapping[str, str],
   ) -> tuple[list[Any], list[int]]:
@@ -161,6 +161,8 @@ class TranslateJob(_PairsJob):
     translator.check(request)
     super().__init__(config, sets, translator, warning)
     asked = {name: getattr(request, name) for name in request.asked}
+    if config.search != 'beam':
+      self.settings |= {name: getattr(config, name) for name in SEARCH}
     self.settings |= json.loads(json.dumps(asked))  # lists, as they are read again
     self._request = request
     self._paragraphs = Paragraphs(
@@ -287,7 +289,7 @@ def job_of_export(
     raise UserError(f'an export has no corpus; saw {model.path}: give its folder as --data_dir')
   settings = model.settings
   own = ','.join('-'.join(pair) for pair in model.pairs())
-  names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra'
+  names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra', *SEARCH
   config = types.SimpleNamespace(
     **{name: settings[name] for name in names},
     data_dir=data_dir,
@@ -300,7 +302,7 @@ def job_of_export(
     tag_sides=settings['tag_sides'],
   )
   tags = types.SimpleNamespace(
-    tag_id=lambda language: settings['tags'][text_model.choose_target(sorted(settings['tags']), language)]
+    tag_id=lambda language: settings['tags'][language_tags.choose_target(sorted(settings['tags']), language)]
   )
   return job(config, tags, model.translator(), model.pairs(), options)
 

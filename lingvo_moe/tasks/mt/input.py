@@ -24,7 +24,7 @@ import numpy as np
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Languages
+from lingvo_moe.core.language_tags import Languages
 from lingvo_moe.corpora import sampling, text
 from lingvo_moe.corpora.sampling import shuffled
 from lingvo_moe.tasks import batches, task
@@ -85,7 +85,9 @@ class TrainInput(task.TrainInput):
     for name, size in zip(pairs, sizes, strict=True):
       self.examples[name] += int(size)
     if any(corpus.loss != 1000 for corpus in config.mixture):
-      self.keys = (*batches.BATCH_KEYS, batches.LOSS_FACTORS)
+      self.keys = (*self.keys, batches.LOSS_FACTORS)
+    if config.guided_by:
+      self.keys = (*self.keys, batches.ALIGNED)
     self._augmentation = Augmentation(config, vocabs)
     self._lock = threading.Lock()
     self._window = functools.lru_cache(2)(self._window_of)

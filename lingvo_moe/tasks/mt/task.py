@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import text_model
+from lingvo_moe.core import language_tags
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.request import SEARCH
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
@@ -19,6 +20,7 @@ from lingvo_moe.tasks import engine_graphs, inference, task
 from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
 from lingvo_moe.tasks.mt import decoding, dev_lines, graphs, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.ensemble import EnsembleConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.vocab import Vocab
 
@@ -91,7 +93,7 @@ class TranslationTask(task.Task):
 
   def dev_scores(self, runner: task.Runner, quiet: bool) -> dict[str, float]:
     if self._dev_job is None:
-      greedy = TranslationTask(dataclasses.replace(self.config, beam_size=1))
+      greedy = TranslationTask(dataclasses.replace(self.config, beam_size=1, search='beam'))
       self._dev_job = greedy.held_out_job(runner, task.HeldOutOptions('dev', self.config.best_by_sentences))
     computed = self._dev_job.run('dev', quiet=True)
     scalars = {} if quiet else self._dev_job.finish(computed).scalars
@@ -107,10 +109,22 @@ class TranslationTask(task.Task):
   def translator(self, runner: task.Runner, n_best: int = 1, batch_tokens: int = 0) -> decoding.SentenceTranslator:
     return decoding.SentenceTranslator(self.config, self.vocabs, runner, n_best, batch_tokens)
 
-  def choose_target(self, asked: str | None, source: str | None = None) -> text_model.Languages:
+  def ensemble(self, others: Sequence[tuple[str, task.Task]]) -> EnsembleConfig:
+    for name, other in others:
+      if not isinstance(other, TranslationTask):
+        raise UserError(f'runs of an ensemble have one task; {name} does not translate')
+      for side, own, theirs in zip(('source', 'target'), self.vocabs, other.vocabs, strict=True):
+        if own.fingerprint != theirs.fingerprint:
+          raise UserError(f'runs of an ensemble share their vocabularies; {name} has another of the {side}')
+      for field in ('tag_target', 'tag_sides', 'begin'):
+        if (own := getattr(self.config, field)) != (theirs := getattr(other.config, field)):
+          raise UserError(f'runs of an ensemble share {field}; saw {own!r} in the first, and {theirs!r} in {name}')
+    return EnsembleConfig([self.config, *(other.config for _, other in others)])
+
+  def choose_target(self, asked: str | None, source: str | None = None) -> language_tags.Languages:
     """Languages whose tags a sentence gets; None: no tag."""
     tags = self.vocabs[0].tags() if self.config.tag_target else None
-    return text_model.choose_target(tags, asked, source, both=self.config.tags_both)
+    return language_tags.choose_target(tags, asked, source, both=self.config.tags_both)
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
@@ -164,7 +178,7 @@ class TranslationTask(task.Task):
     engine_graphs.require(config)
     source, target = self.vocabs
     names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
-    names += 'num_experts', 'several_sentences', 'long_line'
+    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tensorflow_text
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
@@ -30,6 +31,8 @@ class TextSearch:
   name = 'translate'
 
   def __init__(self, config: MtConfig, vocabs: tuple[Vocab, Vocab]) -> None:
+    if config.search != 'beam':
+      raise UserError(f'a SavedModel translates by beam search; saw search={config.search}: leave it out')
     self._config = config.for_inference()
     self._batch_tokens = decoding.default_batch_tokens(config)
     self._program = self._config.program()

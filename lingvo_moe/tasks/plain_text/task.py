@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import log_directory, text_model
+from lingvo_moe.core import log_directory, translator
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import documents
 from lingvo_moe.search.beam_search import Hypotheses
@@ -62,7 +62,7 @@ class PlainTextTask(Task):
 
   def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
     """Perplexity of held-out text, and but for options.score some samples."""
-    text_model.Translator().check(options.request)
+    translator.Translator().check(options.request)
     return self.held_out_job_class(self.config, self.vocabs, runner, options)
 
   def translator(self, runner: task.Runner, n_best: int = 1) -> task.Translator:
@@ -152,7 +152,7 @@ class PerplexityJob(task.HeldOutJob):
     raise NotImplementedError
 
 
-class TextGenerator(text_model.Generator):
+class TextGenerator(translator.Generator):
   """Base of what continues texts, or fills them in, with the current weights of a runtime.
 
   `search` is a function(model, theta, batch, config).

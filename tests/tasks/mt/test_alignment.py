@@ -1,13 +1,24 @@
-"""Attention of a decoder layer to the source, of which alignments are made."""
+"""Attention of a decoder layer to the source, of which alignments are made, and its guidance in training."""
 
 import dataclasses
+import pathlib
+import random
+import shutil
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import parallel, text
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.batches import ALIGNED
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.mt.input import TrainInput
+from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.vocab import Vocab
 
 CONFIG = MtConfig(
   model_dim=16,
@@ -26,18 +37,110 @@ CONFIG = MtConfig(
 
 def test_weights_are_those_by_which_the_layer_attends_in_a_scanned_stack_too():
   batch = task_of(CONFIG).random_batch(full=False)
-  scanned = dataclasses.replace(CONFIG, scan_layers=True, remat='block').program()
-  weights = scanned.init()['weights']
+  scanned = lambda layer: dataclasses.replace(CONFIG, scan_layers=True, remat='block', alignment_layer=layer).program()
+  weights = scanned(0).init()['weights']
   flat = {}
   for name, weight in weights.items():
     names = weights_lib.names_by_layer(name, weight.shape[0])
     flat |= {own: weight[i] for i, own in enumerate(names)} if names else {name: weight}
-  program = CONFIG.program()
   tensors = {name: tf.constant(x) for name, x in batch.items()}
-  for layer in range(4):
-    attend = lambda p, w, layer=layer: p.model.attention_to_source(p.theta(w), tensors, layer).numpy()
-    weights_BTU = attend(program, flat)
-    np.testing.assert_allclose(attend(scanned, weights), weights_BTU, atol=1e-6)
+  attend = lambda p, w: p.model.attention_to_source(p.theta(w), tensors).numpy()
+  for layer in range(5):  # 0: the second of four
+    weights_BTU = attend(dataclasses.replace(CONFIG, alignment_layer=layer).program(), flat)
+    np.testing.assert_allclose(attend(scanned(layer or 2), weights), weights_BTU, atol=1e-6)
     real_BT, is_source_BU = batch['tgt_segments'] > 0, batch['src_segments'] > 0
     np.testing.assert_allclose(weights_BTU.sum(axis=2)[real_BT], 1, atol=1e-5)
     assert not weights_BTU[real_BT][~np.repeat(is_source_BU[:, None], 16, axis=1)[real_BT]].any()
+
+
+@pytest.fixture(scope='module')
+def guided(tmp_path_factory):
+  """A corpus whose alignments turn the order of pieces around, its configuration and vocabularies."""
+  root = tmp_path_factory.mktemp('guided')
+  rng = random.Random(0)
+  for pair in ('de-en', 'fr-en'):
+    (root / 'data' / pair).mkdir(parents=True)
+    for language in pair.split('-'):
+      lines = (f'{language} ' + ' '.join(rng.choices('abcdefgh', k=rng.randint(1, 6))) for _ in range(200))
+      (root / 'data' / pair / f'train.{language}').write_text(''.join(line + '\n' for line in lines))
+  pairs = parallel.find_pairs(str(root / 'data'))
+  vocab = train_vocab(pairs, str(root / 'v'), 276, tags=True, quiet=True)
+  for pair in pairs:
+    sides = [Vocab(vocab).encode(list(text.lines(files))) for _, files in pair.sides]
+    with open(root / f'{pair.name}.train.align', 'w') as f:
+      for source, target in zip(*sides, strict=True):
+        points = [f'{len(source) - 1 - j}-{j}' for j in range(min(len(source), len(target)))]
+        f.write('source\ttarget\t' + ' '.join(reversed(points)) + '\n')  # as the decoder writes them
+  config = dataclasses.replace(
+    CONFIG, data_dir=str(root / 'data'), source_vocab=vocab, target_vocab=vocab, shared_vocab=True, tag_target=True,
+    source_vocab_size=276, batch_tokens=160, max_length=40, guided_by=str(root), guided_weight=1.0, num_experts=0,
+    learning_rate=0.3, optimizer='adafactor', warmup_steps=10, decoder_layers=2,
+  )  # fmt: skip
+  return config, (Vocab(vocab),) * 2, str(root / 'cache')
+
+
+@pytest.mark.parametrize('packing', [False, True])
+def test_alignments_of_text_are_places_of_a_batch(guided, packing):
+  config, vocabs, cache_dir = guided
+  train = TrainInput(dataclasses.replace(config, packing=packing), vocabs, cache_dir, Feed(quiet=True))
+  seen = 0
+  for step in range(6):
+    batch = train.batch(step)
+    for row, aligned_T in enumerate(batch[ALIGNED]):
+      for segment in range(1, batch['tgt_segments'][row].max() + 1):
+        source = np.flatnonzero(batch['src_segments'][row] == segment)[1:-1]  # without the tag and the end
+        target = np.flatnonzero(batch['tgt_segments'][row] == segment)
+        expected = [source[-1 - j] + 1 if j < min(len(source), len(target) - 1) else 0 for j in range(len(target))]
+        assert aligned_T[target].tolist() == expected
+        seen += 1
+      assert not aligned_T[batch['tgt_segments'][row] == 0].any()
+  assert seen > 30 and set(train.keys) == {*batch}
+
+
+def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
+  config, vocabs, cache_dir = guided
+  train = TrainInput(config, vocabs, cache_dir, Feed(quiet=True))
+  batch = {name: tf.constant(x) for name, x in train.batch(0).items()}
+  program = config.program()
+  runtime = LocalRuntime(program)
+  runtime.init()
+
+  def missed():
+    theta = program.theta(runtime.state()['weights'])
+    attention_BTU = program.model.attention_to_source(theta, batch).numpy()
+    places = np.argwhere(batch[ALIGNED].numpy() > 0)
+    own = [attention_BTU[b, t, batch[ALIGNED][b, t] - 1] for b, t in places]
+    plain = {name: x for name, x in batch.items() if name != ALIGNED}
+    (loss, _), (without, _) = program.model.loss(theta, batch), program.model.loss(theta, plain)
+    tokens = np.count_nonzero(batch['tgt_segments'])
+    np.testing.assert_allclose(loss - without, -np.log(own).sum() / tokens, rtol=1e-3)
+    return np.exp(np.log(own).mean())
+
+  before = missed()
+  for step in range(60):
+    runtime.train_step(train.batch(step))
+  assert before < 0.3 and missed() > 0.6
+
+
+def test_alignments_that_do_not_fit_are_refused(guided, tmp_path):
+  config, *_ = guided
+  lines = (pathlib.Path(config.guided_by) / 'de-en.train.align').read_text().splitlines()
+  shutil.copy(pathlib.Path(config.guided_by) / 'fr-en.train.align', tmp_path)
+  own = dataclasses.replace(config, guided_by=str(tmp_path))
+  make = lambda name: TrainInput(own, (Vocab(own.source_vocab),) * 2, str(tmp_path / name), Feed(quiet=True))
+  with pytest.raises(UserError, match=r'de-en.train.align is missing: add it'):
+    make('0')
+  for number, (changed, message) in enumerate(
+    [
+      (lines[1:], 'must have a line for each of 200; saw 199'),
+      ([*lines[:5], '0-0 1'], "has pairs of numbers such as '0-0 1-2'; saw '0-0 1'"),
+      (['70-0'] * 200, 'are of the pieces of both vocabularies; those of line .* of de-en are of more'),
+    ]
+  ):
+    (tmp_path / 'de-en.train.align').write_text('\n'.join(changed) + '\n')
+    with pytest.raises(UserError, match=message):
+      train = make(str(number + 1))
+      for step in range(9):
+        train.batch(step)
+  with pytest.raises(UserError, match='guided_by must be left out with source_sampling'):
+    dataclasses.replace(config, target_sampling=(('dropout', 0.1),))

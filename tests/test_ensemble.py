@@ -1,0 +1,95 @@
+"""Ensembles: log-probabilities are means of those of the runs; equal runs give what one gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import toy_run as toy
+
+import lingvo_moe
+from lingvo_moe import decoder, trainer, translate
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run.rundir import RunDir
+
+SENTENCES = [source for source, _ in toy.sentences()]
+
+
+@pytest.fixture(scope='module')
+def other(toy_run, tmp_path_factory):
+  """A run of the same vocabularies, without experts and with two decoder layers."""
+  path = str(tmp_path_factory.mktemp('other') / 'run')
+  vocab = [f'{side}_vocab={toy_run.vocab_dir}/{side}.model' for side in ('source', 'target')]
+  sizes = ['num_experts=0', 'model_dim=16', 'decoder_layers=2', 'batch_tokens=512', 'max_length=32']
+  config = toy_run.load()[1]
+  trainer.train(
+    trainer.Options(
+      model='mt.cldr.Tiny', logdir=path, data_dir=config.data_dir, max_steps=60, set=[*vocab, *sizes, "pairs=''"]
+    )
+  )
+  return path
+
+
+@pytest.fixture(scope='module')
+def single(toy_run):
+  return lingvo_moe.load(toy_run.path)
+
+
+def test_equal_members_give_what_one_gives(toy_run, single):
+  ensemble = lingvo_moe.load(toy_run.path, ensemble=['@last', f'{toy_run.path}@best'])
+  assert ensemble.checkpoint.count(toy_run.path) == 2
+  for values in ({}, {'search': 'sample', 'sample_temperature': 2.0}, {'ban': ['dog']}):
+    found = ensemble.translate(SENTENCES, n_best=3, scores=True, **values)
+    expected = single.translate(SENTENCES, n_best=3, scores=True, **values)
+    assert [[h.text for h in own] for own in found] == [[h.text for h in own] for own in expected]
+    numbers = lambda answers: [h[1:3] for own in answers for h in own]
+    np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-4, atol=1e-4)
+  [own], [theirs] = (m.translate(SENTENCES[:1], alignments=True) for m in (ensemble, single))
+  assert own.alignment == theirs.alignment
+
+
+def test_log_probabilities_are_means_of_those_of_the_members(toy_run, single, other):
+  second = lingvo_moe.load(other)
+  ensemble = lingvo_moe.load(toy_run.path, ensemble=[other])
+  pairs = toy.sentences()[:8]
+  mean = np.mean([[s.log_prob for s in m.score(pairs)] for m in (single, second)], axis=0)
+  np.testing.assert_allclose([s.log_prob for s in ensemble.score(pairs)], mean, rtol=1e-5)
+  # So are those of beam search, of a text that is written by the pieces by which it is read.
+  found = ensemble.translate([source for source, _ in pairs], n_best=4, scores=True)
+  texts = [(source, h.text) for (source, _), own in zip(pairs, found) for h in own]
+  mean = np.mean([[s.log_prob for s in m.score(texts)] for m in (single, second)], axis=0)
+  assert np.isclose([h.log_prob for own in found for h in own], mean, rtol=1e-4).sum() >= 4
+
+
+def test_commands_take_ensembles(toy_run, other, single, tmp_path):
+  output, lines = io.StringIO(), ''.join(line + '\n' for line in SENTENCES[:3])
+  translate.translate(translate.Options(toy_run.path, ensemble=[other]), io.BytesIO(lines.encode()), output)
+  assert output.getvalue().splitlines() == lingvo_moe.load(toy_run.path, ensemble=[other]).translate(SENTENCES[:3])
+  decoded = [
+    decoder.Options(toy_run.path, split='dev', once=True, out=str(tmp_path), ensemble=e) for e in ([], [other])
+  ]
+  decoder.decode(decoded[0])
+  with pytest.raises(UserError, match='holds results made with ensemble'):
+    decoder.decode(decoded[1])
+  decoder.decode(decoder.Options(**{**vars(decoded[1]), 'overwrite': True}))
+  [scores] = tmp_path.glob('*/scores.json')
+  assert len(json.loads(scores.read_text())['settings']['ensemble']) == 1
+
+
+def test_runs_that_do_not_fit_are_refused(toy_run, other, tmp_path):
+  alien = tmp_path / 'alien'
+  shutil.copytree(other, alien)
+  name, config = RunDir(str(alien)).load()
+  RunDir(str(alien)).write_config(name, dataclasses.replace(config, target_vocab=config.source_vocab))
+  for name, message in (
+    ('@7', 'has no checkpoint of step 7'),
+    ('@first', r"is RUN, RUN@STEP, RUN@best or RUN@last; saw '@first'"),
+    (str(tmp_path / 'none'), 'there is no such directory'),
+    (str(alien), 'share their vocabularies'),
+  ):
+    with pytest.raises(UserError, match=message):
+      lingvo_moe.load(toy_run.path, ensemble=[name])
