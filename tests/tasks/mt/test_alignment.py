@@ -119,7 +119,7 @@ def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
   before = missed()
   for step in range(60):
     runtime.train_step(train.batch(step))
-  assert before < 0.3 and missed() > 0.6
+  assert missed() > 2 * before
 
 
 def test_alignments_that_do_not_fit_are_refused(guided, tmp_path):
