@@ -114,7 +114,7 @@ def test_the_fields_a_translation_run_may_change():
     # how far and how closely watched a run goes
     'max_steps log_every eval_every save_every keep_checkpoints keep_every patience eval_sentences eval_batch_tokens '
     # what is computed when, which changes results by rounding alone
-    'scan_layers remat micro_batches dispatch round_capacity_factor capacity_chunks '
+    'scan_layers remat pipeline_repeats micro_batches dispatch round_capacity_factor capacity_chunks '
     # decoding
     'beam_size length_norm_alpha length_norm_k decode_ratio decode_extra several_sentences long_line alignment_layer '
     'best_by best_by_sentences search sample_temperature top_k top_p sample_seed mbr_samples guided_by'.split()
