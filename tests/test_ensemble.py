@@ -84,7 +84,8 @@ def test_runs_that_do_not_fit_are_refused(toy_run, other, tmp_path):
   alien = tmp_path / 'alien'
   shutil.copytree(other, alien)
   name, config = RunDir(str(alien)).load()
-  RunDir(str(alien)).write_config(name, dataclasses.replace(config, target_vocab=config.source_vocab))
+  sizes = {'target_vocab_size': config.source_vocab_size}
+  RunDir(str(alien)).write_config(name, dataclasses.replace(config, target_vocab=config.source_vocab, **sizes))
   for name, message in (
     ('@7', 'has no checkpoint of step 7'),
     ('@first', r"is RUN, RUN@STEP, RUN@best or RUN@last; saw '@first'"),
