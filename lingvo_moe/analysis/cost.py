@@ -28,8 +28,8 @@ from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime, Compiled
 from lingvo_moe.runtime.chips import Chip
+from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.xla_sharding import Mesh
 
 # 'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder alone; 'decode': flat beam

@@ -13,9 +13,10 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.transformer_config import ModelConfig, TransformerConfig
+from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 Parts = dict[str, int]  # by the names of PARTS
 

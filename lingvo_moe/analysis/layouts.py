@@ -16,8 +16,8 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import cost
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.runtime import chips
+from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.xla_sharding import Mesh
 
 NAMES = {

@@ -11,8 +11,8 @@ import tensorflow as tf
 from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.transformer_config import ModelConfig
 
 # Difference of gate probabilities below which rounding may send a token to another expert.
 FLIP_MARGIN = 1e-6

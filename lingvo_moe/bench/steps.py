@@ -13,9 +13,9 @@ from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import SOURCE_KEYS
+from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.transformer_config import ModelConfig
 
 MakeRuntime = Callable[[Program], Runtime]
 

@@ -12,8 +12,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Cache, Now
+from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import Graph
-from lingvo_moe.tasks.transformer_config import ModelConfig
 
 Tensors = Mapping[str, tf.Tensor]
 _KINDS = 'keys', 'values'

@@ -1,8 +1,7 @@
 """Task of a configuration: what jobs and tools do with a model, above the values that describe it.
 
-A configuration (tasks/transformer_config.py) has values and makes the model. `task_of` gives its task: batches for
-training and for the dev loss, a job for held-out text, translation, export, and batches for tools that measure.
-Trainer, decoder, translate and run/ know no task by name; tasks/lm/task.py is the example to read.
+A configuration (tasks/model_config.py) has values and makes the model. `task_of` gives its task: batches for training,
+for the dev loss and for tools that measure, a job for held-out text, translation, export. Jobs know no task by name.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
   from lingvo_moe.engine.model import ExportedModel
   from lingvo_moe.program import Program
-  from lingvo_moe.tasks.transformer_config import BatchConfig
+  from lingvo_moe.tasks.model_config import BatchConfig
 
 Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
 Progress = Callable[[int], object]  # called with the number of texts done since the last call

@@ -9,8 +9,9 @@ from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.tasks.lm.model import LanguageModel
+from lingvo_moe.tasks.model_config import ModelConfig, SamplingConfig
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
-from lingvo_moe.tasks.transformer_config import ModelConfig, SamplingConfig, TransformerConfig
+from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)

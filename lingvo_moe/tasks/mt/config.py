@@ -12,10 +12,10 @@ from lingvo_moe.core.fields import field
 from lingvo_moe.core.request import SEARCHES
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
+from lingvo_moe.tasks.model_config import BatchConfig, SamplingConfig
 from lingvo_moe.tasks.mt import batching, mixture
 from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
-from lingvo_moe.tasks.transformer_config import BatchConfig, SamplingConfig
 from lingvo_moe.tasks.vocab import EOS, SPECIAL, Vocab
 
 Sides = tuple[language_tags.Around, language_tags.Around]

@@ -3,7 +3,7 @@
 import dataclasses
 
 from lingvo_moe.core.fields import field
-from lingvo_moe.tasks.transformer_config import BatchConfig
+from lingvo_moe.tasks.model_config import BatchConfig
 
 
 @dataclasses.dataclass(frozen=True)

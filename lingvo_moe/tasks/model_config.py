@@ -1,0 +1,361 @@
+"""Configuration that models share: sizes, experts, regularisers, optimizer, and when to log, save and stop.
+
+A task's configuration derives from it, or from that of Transformers (transformer_config.py), adds its stacks, its data
+and its decoding, and says in `model()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
+"""
+
+import dataclasses
+import warnings
+from typing import Any, Self, TypeVar
+
+from lingvo_moe.core import fields
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.fields import field
+from lingvo_moe.layers.dispatch import DISPATCHERS
+from lingvo_moe.layers.experts import EXPERTS
+from lingvo_moe.layers.gates import table as gates
+from lingvo_moe.layers.gates.gate import Gate
+from lingvo_moe.layers.lora import Lora
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.optim import schedule
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.moving_average import WithMovingAverage
+from lingvo_moe.program import Program
+
+_Part = TypeVar('_Part')
+_SCHEDULES = {
+  'inverse_sqrt': schedule.InverseSquareRoot,
+  'warmup_inverse_sqrt': schedule.WarmupInverseSquareRoot,
+  'constant': lambda learning_rate, warmup_steps: schedule.Constant(learning_rate),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+  """Any model: corpus folder, batches and seed."""
+
+  data_dir: str = field(
+    '', 'Folder of the corpus; docs/own_text.md and docs/language_models.md describe its layout.', may_change=True
+  )
+  batch_tokens: int = field(
+    4096,
+    'Positions of a batch, padding included; with an encoder, on the target and on the source side.',
+    at_least=1,
+    at_most=2**24,
+  )
+  eval_batch_tokens: int = field(
+    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, at_most=2**24, may_change=True
+  )
+  num_groups: int = field(
+    1, "G, groups whose tokens are routed together; each is whole rows, so G divides a batch's rows.", at_least=1
+  )
+  seed: int = field(
+    1, 'Seed of initial weights, dropout, routing and the order of the examples.', at_least=0, at_most=2**63 - 1
+  )
+
+  def __post_init__(self):
+    fields.check(self)
+    self._check_combinations()
+
+  def _check_combinations(self) -> None:
+    """Rules between fields; a subclass calls its parent's first."""
+
+  def _check_rows_fit(self, length: int, what: str) -> None:
+    """Refuses batches that hold fewer rows of this length than there are groups; `what` names the length."""
+    needed = length * self.num_groups
+    for name in ('batch_tokens', 'eval_batch_tokens'):
+      tokens = getattr(self, name)
+      if tokens and tokens < needed:
+        raise UserError(
+          f'{name} must hold num_groups rows of {what}; saw {name}={tokens} with {self.num_groups} rows of {length}: '
+          f'use at least {needed}, or shorter or fewer rows'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """Values of samples, in the order of core.continuations.Sampling."""
+
+  sample_temperature: float = field(1.0, 'Divides the logits of a sample; 0: greedy.', at_least=0, may_change=True)
+  top_k: int = field(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0, may_change=True)
+  top_p: float = field(
+    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', at_least=1e-6, at_most=1, may_change=True
+  )
+  sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(BatchConfig):
+  """Any model: layers, training and checkpoints.
+
+  A subclass has `model()`.
+  """
+
+  model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
+  ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
+  num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
+  gate: str = field('top2', 'Gate, which chooses the experts of each token; see docs/gates.md.', choices=gates.GATES)
+  choices: int = field(
+    2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
+  )
+  groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
+  expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=tuple(EXPERTS))
+  expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
+  shared_experts: int = field(
+    0, 'Experts that every token visits in addition to the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
+  )
+  second_choice: str = field(
+    'random',
+    'Second choices that training takes: random, with probability gate / second_choice_threshold; or always.',
+    choices=('random', 'always'),
+  )
+  second_choice_threshold: float = field(
+    0.5, "Gate from which on a random second choice is always taken: 0.5 is GShard's 2 * gate, 1 the gate.", above=0
+  )
+  gate_init_scale: float = field(1.0, "Factor of the gates' initial weights, if init_scale is 0.", above=0)
+  init_scale: float = field(
+    0.0,
+    "s of Switch's initial values, truncated normals of sigma sqrt(s / inputs) for all matrices; 0: Glorot's.",
+    at_least=0,
+  )
+  router_jitter: float = field(
+    0.0, "Training multiplies each feature of a gate's input by 1 +- up to router_jitter.", at_least=0, below=1
+  )
+  router_dtype: str = field(
+    'float32', 'Type of the products of gates, whose sums and softmaxes are float32.', choices=('float32', 'bfloat16')
+  )
+  capacity_factor: float | None = field(
+    2.0,
+    'C = capacity_factor * S / E in training; 2 has a slot for both choices of every token at perfect balance. '
+    'None: dropless, no token is dropped in training, as none is at inference.',
+    above=0,
+  )
+  round_capacity_factor: float = field(
+    2.0,
+    'Under XLA, where nothing is dropped: experts take round_capacity_factor * S / E slots of a group at a time, in as '
+    'many rounds as the longest queue needs, to the same numbers.',
+    above=0,
+    may_change=True,
+  )
+  capacity_chunks: int = field(
+    1,
+    'Parts of the slots of experts that are sent, computed and returned independently in training, to the same '
+    'numbers: on a mesh, the AllToAlls of one can overlap with the computation of another.',
+    at_least=1,
+    may_change=True,
+  )
+  dispatch: str = field(
+    'auto',
+    'Way of tokens to experts and back, which changes no result; auto: grouped on CPUs, gather under XLA.',
+    choices=('auto', *DISPATCHERS),
+    may_change=True,
+  )
+  activation_dtype: str = field(
+    'float32',
+    'Type of activations. Weights, their updates, gates, norms and softmaxes are float32 in any case; so are output '
+    'scores, except in training on a CPU. A CPU without units for bfloat16 computes in float32, and the job says so.',
+    choices=('float32', 'bfloat16'),
+  )
+  micro_batches: int = field(
+    1,
+    'Parts of a batch that are computed one after another, their gradients summed; on a mesh with an axis stage, by '
+    'each stage in turn. The balance losses of the gates noisy_top_k and hierarchical are then of each part.',
+    at_least=1,
+    may_change=True,
+  )
+  pipeline_repeats: int = field(
+    1,
+    'Times that a micro-batch passes the stages of a mesh with an axis stage, through other layers each time: the '
+    'bubble is (stages - 1) / (pipeline_repeats * micro_batches + stages - 1).',
+    at_least=1,
+    may_change=True,
+  )
+  input_dropout: float = field(0.1, 'Dropout of the embedded input.', at_least=0, below=1)
+  residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
+  label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
+  expert_dropout: float = field(
+    0.0, "Dropout of the hidden layer of experts, as Switch Transformers' expert dropout.", at_least=0, below=1
+  )
+  expert_output_masking: float = field(
+    0.0, 'Share of tokens that get no output of experts in training, as in NLLB-200.', at_least=0, below=1
+  )
+  aux_loss_weight: float = field(0.01, "k, weight of the gates' auxiliary loss, summed over layers.", at_least=0)
+  router_z_loss_weight: float = field(
+    0.0,
+    "Weight of the gates' z-loss (Zoph et al., arXiv 2202.08906), the mean over tokens of log(sum(exp(logits)))^2, "
+    'summed over layers.',
+    at_least=0,
+  )
+  z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam'))
+  beta2_cap: float = field(
+    0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
+  )
+  average_decay: float = field(
+    0.0,
+    'Decay of an exponential moving average of the weights, such as 0.999, which lingvo-moe average --exponential '
+    'takes out of a checkpoint; 0: none is kept.',
+    at_least=0,
+    below=1,
+  )
+  schedule: str = field(
+    'inverse_sqrt',
+    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
+    'learning_rate at warmup_steps, then falling as 1 / sqrt(t).',
+    choices=tuple(_SCHEDULES),
+  )
+  learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
+  warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
+  freeze: str = field(
+    '',
+    "Parts of the weights that stay as they begin, 'encoder' or 'encoder,source_embedding', for runs with --init_from.",
+  )
+  lora_rank: int = field(
+    0,
+    'Rank of LoRA adapters (arXiv 2106.09685), which are trained in place of all weights, for runs that begin with '
+    '--init_from or an import; 0: none.',
+    at_least=0,
+  )
+  lora_alpha: float = field(16.0, 'Adapters are scaled by lora_alpha / lora_rank.', above=0)
+  lora_matrices: str = field(
+    'wq,wv',
+    "Patterns of the matrices with adapters, by the ends of their names: 'wq,moe/w?', 'decoder/*/w?'; all: '*'.",
+  )
+  clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
+  max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
+  log_every: int = field(
+    1,
+    'Steps between lines of train.jsonl and of the event file; a checkpoint between has a line of totals in the first.',
+    at_least=1,
+    may_change=True,
+  )
+  eval_every: int = field(
+    1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1, may_change=True
+  )
+  save_every: int = field(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0, may_change=True)
+  keep_checkpoints: int = field(
+    3, 'Newest checkpoints that are kept, in addition to the best.', at_least=1, may_change=True
+  )
+  keep_every: int = field(
+    0, 'Checkpoints of steps that are multiples of keep_every are kept forever; 0: none.', at_least=0, may_change=True
+  )
+  patience: int = field(
+    0, 'Evaluations without a new best checkpoint after which training ends; 0: no limit.', at_least=0, may_change=True
+  )
+  beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024, may_change=True)
+  length_norm_alpha: float = field(0.8, 'Exponent of the length penalty of beam search.', at_least=0, may_change=True)
+  length_norm_k: float = field(
+    5.0, 'k of the length penalty ((k + length) / (k + 1)) ^ length_norm_alpha.', at_least=0, may_change=True
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.freeze and self.lora_rank:
+      fields.refuse(self, 'freeze', 'left out with lora_rank', 'adapters alone are trained')
+    if self.freeze or self.lora_rank:
+      self._check_trained()
+
+  def _check_trained(self) -> None:
+    """Refuses parts and matrices that the model does not have, and a model without a part that is trained."""
+    try:
+      trained = self.program().trained_specs
+    except UserError as e:
+      raise UserError(f'{"lora_matrices" if self.lora_rank else "freeze"}: {e}') from None
+    if not trained:
+      fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
+
+  @property
+  def moe_gate(self) -> Gate:
+    """Gate of the MoE layers."""
+    return gates.make(self.gate, self)
+
+  @property
+  def causal_experts(self) -> bool:
+    """Whether a causal decoder has experts."""
+    return bool(self.num_experts)
+
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
+    if self.num_experts == 1:
+      fields.refuse(self, 'num_experts', '2 or more, or 0 for a dense model')
+    if self.num_experts:
+      self._check_gate()
+    if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
+      fields.refuse(
+        self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
+      )
+    if self.capacity_chunks > 1 and self.capacity_factor is None:
+      fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
+    if self.num_groups % self.micro_batches:
+      fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
+
+  def _check_gate(self) -> None:
+    gate = self.moe_gate
+    if gate.experts_choose and self.causal_experts:
+      way_out = (
+        'an expert that chooses among all tokens of a group sees later ones, which a decoder does not have when it '
+        "generates: experts in an encoder alone, or gate='top2'"
+      )
+      fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
+    gate.check(self.num_experts)
+    if self.groups_of_experts and not hasattr(gate, 'groups_of_experts'):
+      able = ' or '.join(f'gate={name!r}' for name in gates.that_take('groups_of_experts'))
+      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', f'it is for {able}')
+
+  def make(self, part: type[_Part], **values: Any) -> _Part:
+    """A part such as a layer; fields that are not in `values` are those of the configuration with the same name."""
+    names = {field.name for field in dataclasses.fields(self)} - values.keys()
+    return part(**{f.name: getattr(self, f.name) for f in dataclasses.fields(part) if f.name in names}, **values)
+
+  def moe(self) -> MoE | None:
+    """The feed-forward of the layers with experts; None for a dense model."""
+    if not self.num_experts:
+      return None
+    return self.make(
+      MoE,
+      hidden_dim=self.expert_dim or self.ff_dim,
+      num_groups=self.num_groups // self.micro_batches,  # of what it is given at once
+      gate=self.moe_gate,
+      output_masking=self.expert_output_masking,
+    )
+
+  def __init_subclass__(cls, **more):
+    """Takes `task()`, the name of `model()` until 0.1, of a params class of a user; it goes with the next release."""
+    super().__init_subclass__(**more)
+    own = vars(cls)
+    if 'task' in own and 'model' not in own:
+      warnings.warn(f'{cls.__name__}.task() is now called model(): rename it', FutureWarning, stacklevel=2)
+      cls.model = own['task']
+    if 'model' in own:
+      cls.task = own['model']
+
+  def for_inference(self, groups: int = 1, row_tokens: int = 0, batch_tokens: int = 0) -> Self:
+    """Configuration for decoding and evaluation, whose results do not depend on the number of groups.
+
+    Args:
+      groups: one for each device that holds rows of a batch.
+      row_tokens: tokens of the longest row, of which a batch has one for each group at least.
+      batch_tokens: tokens of a batch; 0: as configured for evaluation.
+    """
+    tokens = max(batch_tokens or self.eval_batch_tokens or self.batch_tokens, row_tokens * groups)
+    return dataclasses.replace(
+      self, num_groups=groups, micro_batches=1, batch_tokens=max(tokens, self.batch_tokens), eval_batch_tokens=tokens
+    )
+
+  def model(self) -> Any:
+    """The model that these values describe; see program.Model."""
+    raise NotImplementedError(f'{type(self).__name__} has no model()')
+
+  def program(self) -> Program:
+    """The model and how it learns."""
+    optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
+    names = lambda listed: tuple(name.strip() for name in listed.split(',') if name.strip())
+    return self.make(
+      Program,
+      model=self.model(),
+      optimizer=WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer,
+      schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
+      frozen=names(self.freeze),
+      lora=Lora(self.lora_rank, self.lora_alpha, names(self.lora_matrices)) if self.lora_rank else None,
+    )
