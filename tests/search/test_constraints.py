@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.constraints import Constraints
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.engine.beam import Beam, NextSymbols
 from lingvo_moe.search import beam_search
 
@@ -94,7 +95,9 @@ def in_numpy(rows, width, n_best=2):
     symbols_BWJ = np.argsort(-logits_BWV, axis=2, kind='stable')
     best_BWJ = np.take_along_axis(logits_BWV, symbols_BWJ, axis=2)
     log_z_BW = np.zeros([len(rows), width], np.float32)
-    beam.advance(NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV), time, ALPHA)
+    beam.advance(
+      NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV), time, LengthNorm(ALPHA)
+    )
   return read(beam.found.scores_BW, beam.found.ids_BWT, beam.found.lengths_BW)
 
 
