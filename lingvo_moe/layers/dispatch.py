@@ -154,7 +154,7 @@ class GroupedDispatcher(Dispatcher):
 
   The cost is proportional to the number of choices, however unevenly they are distributed. One more row belongs to no
   expert; its output is zeros, for choices of weight 0. The number of rows of an expert is known only when the program
-  runs, so this dispatcher works neither under XLA nor on a mesh.
+  runs: under XLA a loop computes blocks of rows, and a mesh cannot have this dispatcher.
   """
 
   def dispatch(self, x_GSM: tf.Tensor) -> GroupedRows:
@@ -181,16 +181,15 @@ class GroupedDispatcher(Dispatcher):
   def _static_places(self) -> tuple[ops.Places, tf.Tensor]:
     """As `_places`, with a row for every choice; those of weight 0 read the last row.
 
-    Rows of an expert are in the order of its slots, group by group: XLA compiles a sort here for a minute.
+    Rows of an expert are in the order of its queue, group by group: XLA compiles a sort here for a minute.
     """
     r = self.routing
     groups, size, ranks = sizes(r.slot_GSR)
     num_rows, kept_GSR = groups * size * ranks, r.weight_GSR > 0
-    hot_GSRE = tf.one_hot(tf.where(kept_GSR, r.expert_GSR, -1), r.num_experts, dtype=tf.int32)
-    count_GE = tf.reduce_sum(hot_GSRE, axis=[1, 2])
+    slot_GSR, count_GE = ops.queue_positions(r.expert_GSR, kept_GSR, r.num_experts)  # a slot may have weight 0
     expert_offsets = tf.concat([[0], tf.cumsum(tf.reduce_sum(count_GE, axis=0))], axis=0)
     first_GE = expert_offsets[:-1] + tf.cumsum(count_GE, axis=0, exclusive=True)
-    place_GSR = tf.gather(first_GE, r.expert_GSR, batch_dims=1) + r.slot_GSR
+    place_GSR = tf.gather(first_GE, r.expert_GSR, batch_dims=1) + slot_GSR
     row_GSR = tf.where(kept_GSR, place_GSR, num_rows)
     choice_GSR = tf.reshape(tf.range(num_rows), sizes(r.slot_GSR))
     choice_X = tf.scatter_nd(row_GSR[..., tf.newaxis], choice_GSR, [num_rows + 1])[:num_rows]

@@ -46,7 +46,7 @@ def test_odt_keeps_its_type_first_and_unpacked():
   'data, message',
   [
     (b'PK\x03\x04 no archive', 'is not a whole .docx file'),
-    (archive(('a.xml', DOCUMENT)), 'this one has no such entry'),
+    (archive(('a.xml', DOCUMENT)), 'none of its 1 entries has the text of one'),
     (archive(('word/document.xml', DOCUMENT), ('zeros', b'\0' * 10**6)), 'unpack to at most 10000 bytes'),
     (archive(('word/document.xml', DOCUMENT), ('../../etc/passwd', 'x')), "plain paths; saw '../../etc/passwd'"),
     (archive(('word/document.xml', DOCUMENT), ('/etc/passwd', 'x')), 'plain paths'),
