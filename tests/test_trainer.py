@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -292,7 +293,8 @@ def test_a_run_goes_on_by_its_log_directory_alone_and_says_what_may_change(corpu
   begun = json.loads((whole / 'config.json').read_text())
   assert trainer.train(trainer.Options(logdir=str(tmp_path / 'run'), max_steps=9, set=['log_every=1'])) is None
   said = capsys.readouterr().err
-  assert f'going on with {MODEL} as {tmp_path}/run/config.json has it; --set may change data_dir, ' in said
+  may_change = re.search(rf'going on with {MODEL} as {tmp_path}/run/config.json has it; --set may change (.*)', said)[1]
+  assert {'data_dir', 'max_steps', 'sample_seed'} < set(may_change.split(', '))
   assert 'going on from step 8' in said and losses(tmp_path / 'run')[-1][0] == 9
   values = json.loads((tmp_path / 'run' / 'config.json').read_text())['values']
   assert values == {**begun['values'], 'max_steps': 9}
