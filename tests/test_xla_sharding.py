@@ -97,6 +97,8 @@ def test_an_update_may_be_split_where_weights_are_copied():
   assert mesh.stored_spec((128, 5), 'MH') == ((), ())
   assert mesh.stored_spec((128, 5), 'MH', update=True) == (('data', 'expert'), ())
   assert mesh.stored_spec((8, 16, 5), 'EMH', update=True) == (('expert',), ('data',), ())
+  stages = Mesh.parse('stage:2,data:2', split_update=True)
+  assert stages.stored_spec((4, 16, 5), 'LMH', update=True) == (('stage',), ('data',), ())
   whole = Mesh.parse('data:2,expert:8')
   assert whole.stored_spec((128, 5), 'MH', update=True) == ((), ())
 

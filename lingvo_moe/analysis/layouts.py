@@ -2,8 +2,9 @@
 
 A layout is a mesh, and whether devices store parts of weights that they share. Its name says what is split: the rows of
 the batch (DP, data parallelism), experts (EP, expert parallelism), hidden features and heads (MP, model parallelism),
-as in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961). ZeRO-3, EP and EP+MP are r = 0, r = 1 and r = N
-/ E of Tutel (Hwang et al., arXiv 2206.03382), and 2DH is EP with its AllToAll in two levels.
+as in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961), or layers (PP, pipeline parallelism). ZeRO-3, EP
+and EP+MP are r = 0, r = 1 and r = N / E of Tutel (Hwang et al., arXiv 2206.03382), and 2DH is EP with its AllToAll in
+two levels.
 """
 
 import dataclasses
@@ -31,6 +32,9 @@ NAMES = {
   '2DH+DP': ('data', 'node', 'expert'),
   'EP+MP': ('expert', 'model'),
   'EP+MP+DP': ('data', 'expert', 'model'),
+  'PP': ('stage',),
+  'PP+DP': ('stage', 'data'),
+  'PP+EP': ('stage', 'expert'),
 }  # -> axes of the mesh
 CHUNKS = (2, 4)  # values of capacity_chunks that are tried
 
@@ -70,10 +74,10 @@ class Candidate:
     return {'layout': self.layout.name, 'flags': self.layout.flags, **values, 'collective_counts': counts}
 
 
-def layouts(devices: int, experts: bool, names: Sequence[str] = ()) -> list[Layout]:
-  """All layouts of N devices that are among `names`, by default of NAMES; those that split experts only with `experts`.
+def layouts(devices: int, experts: bool, names: Sequence[str] = (), scanned: bool = False) -> list[Layout]:
+  """All layouts of N devices that are among `names`, by default of NAMES.
 
-  Each axis that a name lists has at least 2 devices.
+  Each axis that a name lists has at least 2 devices. Experts are split only with `experts`, layers only if `scanned`.
 
   Raises:
     UserError: an unknown name, or no layout of these names.
@@ -84,14 +88,14 @@ def layouts(devices: int, experts: bool, names: Sequence[str] = ()) -> list[Layo
   layouts = [
     Layout(name, Mesh(tuple(zip(axes, sizes, strict=True)), split_dense=name == 'ZeRO-3'))
     for name, axes in NAMES.items()
-    if name in (names or NAMES) and (experts or 'expert' not in axes)
+    if name in (names or NAMES) and (experts or 'expert' not in axes) and (scanned or 'stage' not in axes)
     for sizes in itertools.product(divisors, repeat=len(axes))
     if math.prod(sizes) == devices
   ]
   if not layouts:
     raise UserError(
       f'{devices} devices have no layout of {", ".join(names or NAMES)}: each axis of a mesh has at least 2 devices, '
-      'and experts are split only where a model has some'
+      'and experts and scanned layers are split only where a model has some'
     )
   return layouts
 
@@ -171,7 +175,8 @@ def asynchronous_exchanges(report: cost.Report) -> list[cost.CollectiveCost]:
 def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kind: str) -> None:
   """Raises UserError, before any compilation, if the mesh does not divide the batch or its devices hold too little."""
   rows = len(next(iter(task_of(config).batch_shapes(training=kind == 'train').values())))
-  mesh.check((rows // config.micro_batches,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
+  parts = config.micro_batches if mesh.size(['stage']) == 1 else 1  # a pipeline takes the whole batch
+  mesh.check((rows // parts,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
   program = config.program()
   state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
   stored = sum(

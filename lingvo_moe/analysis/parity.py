@@ -69,10 +69,20 @@ class Row(NamedTuple):
     return close and self.flip_margin <= FLIP_MARGIN and self.same_ids and self.scores <= _SCORES
 
 
-def observe(config: ModelConfig, runtime_of: Callable[[Program], Runtime], steps: int = 3) -> Observation:
+def observe(
+  config: ModelConfig,
+  runtime_of: Callable[[Program], Runtime],
+  steps: int = 3,
+  reference: Observation | None = None,
+) -> Observation:
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
-  `runtime_of` makes a runtime for a program; batches and seeds are the same for every one.
+  Args:
+    config: configuration of the model.
+    runtime_of: makes a runtime for a program; batches and seeds are the same for every one.
+    steps: number of train steps.
+    reference: observation in whose state each step begins; by default in that which the runtime's last step left. The
+      rounding of an update may open a ReLU or turn a choice of a gate in the next step, and then gradients differ.
   """
   program = Observed.of(config.program())
   runtime = runtime_of(program)
@@ -86,6 +96,8 @@ def observe(config: ModelConfig, runtime_of: Callable[[Program], Runtime], steps
   hypotheses, initial = search(probe.batch)
   observed = []
   for step in range(steps):
+    if reference and step:
+      runtime.load({'step': np.array(step), **{kind: reference.steps[step - 1][kind] for kind in ('weights', 'slots')}})
     batch = task_of(config).random_batch(seed=step, full=False)
     rows = len(next(iter(batch.values()))) // runtime.feed_count  # that this process feeds
     metrics = runtime.train_step({name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()})

@@ -241,7 +241,7 @@ def _choose(config):
   candidates = layouts.choose(
     _MODEL.value,
     config,
-    layouts.layouts(devices, bool(config.num_experts), _LAYOUTS.value),
+    layouts.layouts(devices, bool(config.num_experts), _LAYOUTS.value, getattr(config, 'scan_layers', False)),
     topology,
     _PROGRAM.value,
     _BATCH_TOKENS.value,

@@ -16,6 +16,9 @@ update. An entry's update therefore counts by the gradient's own scale: its diff
 multiplied by the gradient's entry, relative to the scale by which gradients are compared, if the product is less than
 its difference relative to the weight.
 
+Updates that differ by rounding may open a ReLU or turn a choice of a gate in the next step, whose gradients then differ
+by the share of one token. With --equal_states each step begins with the weights and slots of one device.
+
 The exit status is 1 if a difference is above --tolerance, a difference of scores is above 3e-5, a symbol differs, or a
 token was routed differently by a decision with a margin above 1e-6.
 """
@@ -41,6 +44,7 @@ _MESHES = flags.DEFINE_string(
 _GRID = flags.DEFINE_bool('grid', False, 'Run every mesh with both dispatchers, unscanned and scanned.')
 _BINDINGS = values.define('dispatch=einsum')
 _STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=1)
+_EQUAL_STATES = flags.DEFINE_bool('equal_states', False, 'Begin every step with the weights and slots of one device.')
 _TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
 _JSON = flags.DEFINE_string('json', None, 'File for the table as JSON.')
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
@@ -86,7 +90,7 @@ def config_of(bindings):
   return dataclasses.replace(config, **changes)
 
 
-def observation(mesh: str, bindings):
+def observation(mesh: str, bindings, reference=None):
   """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
   from lingvo_moe.analysis import parity
 
@@ -99,7 +103,7 @@ def observation(mesh: str, bindings):
   if mesh != 'local':
     processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
     options = machine.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes, split_update=_SPLIT_UPDATE.value)
-  return parity.observe(config_of(bindings), machine.connect(options).make_runtime, _STEPS.value)
+  return parity.observe(config_of(bindings), machine.connect(options).make_runtime, _STEPS.value, reference)
 
 
 def _of_processes(mesh: str, bindings, count: int):
@@ -139,6 +143,8 @@ def main():
   meshes = [mesh.strip() for mesh in asked.split(';') if mesh.strip()]
   if not meshes:
     raise UserError("--meshes names at least one, such as 'expert:2;data:2,expert:2'")
+  if _EQUAL_STATES.value and '@' in asked:
+    raise UserError(f'--equal_states is for meshes in one process; saw --meshes={asked}: leave either out')
   parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
   bindings = _BINDINGS(_MODEL.value)
   if _DUMP.value:
@@ -162,7 +168,7 @@ def main():
     for mesh in meshes:
       name = names[label, mesh]
       with working(name + work):
-        observed = observation(mesh, bindings)
+        observed = observation(mesh, bindings, reference if _EQUAL_STATES.value else None)
       rows[name] = parity.compare(reference, observed)
       print(line(name, rows[name], width), flush=True)
       spmd.release()

@@ -49,18 +49,18 @@ class Dispatcher(abc.ABC):
     """Weighted sum y_GSM of the experts' outputs for each token; zeros where it was dropped."""
 
 
-def make(name: str, routing: Routing) -> Dispatcher:
-  """Dispatcher by name; 'auto' is the one that the backend in force names.
+def resolve(name: str) -> str:
+  """Name of the dispatcher that `name` stands for: 'auto' is the one that the backend in force names.
 
-  In a stage of a pipeline it is by einsums, as manual regions and sorts cannot be vectorised over stages.
+  A stage of a pipeline dispatches by einsums, as manual regions and sorts cannot be vectorised over stages.
   """
   name = backend.current().dispatcher if name == 'auto' else name
-  return _OF_BACKENDS['einsum' if xla_sharding.in_stage() and name in DISPATCHERS else name](routing)
+  return 'einsum' if xla_sharding.in_stage() and name in DISPATCHERS else name
 
 
-def is_grouped(name: str) -> bool:
-  """Whether the dispatcher of this name has no slots, and so drops nothing and needs no rounds."""
-  return (backend.current().dispatcher if name == 'auto' else name) == 'grouped'
+def make(name: str, routing: Routing) -> Dispatcher:
+  """Dispatcher by name; see `resolve`."""
+  return _OF_BACKENDS[resolve(name)](routing)
 
 
 class EinsumDispatcher(Dispatcher):

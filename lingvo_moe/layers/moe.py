@@ -136,7 +136,8 @@ class MoE:
         return shard(dispatcher.combine(outputs), 'GSM')
 
     experts = {name: theta[name] for name in self.experts.weights()}
-    if dropless and not routing.every_expert and not dispatch.is_grouped(self.dispatch):
+    # Without slots nothing is dropped, and no rounds are needed.
+    if dropless and not routing.every_expert and dispatch.resolve(self.dispatch) != 'grouped':
       slots = slots_for(self.round_capacity_factor)
       y_GSM, rounds = ops.sum_over_rounds(unkept(through_experts), x_GSM, experts, routing, slots)
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))

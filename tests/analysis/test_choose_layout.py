@@ -53,10 +53,18 @@ def test_all_layouts_of_eight_devices():
     '--mesh=expert:4,model:2',
     '--mesh=data:2,expert:2,model:2',
   ]
-  assert {layout.name for layout in found} == set(layouts.NAMES)
+  scanned = layouts.layouts(8, experts=True, scanned=True)
+  assert flags_of(scanned[len(found) :]) == [
+    '--mesh=stage:8',
+    '--mesh=stage:2,data:4',
+    '--mesh=stage:4,data:2',
+    '--mesh=stage:2,expert:4',
+    '--mesh=stage:4,expert:2',
+  ]
+  assert {layout.name for layout in scanned} == set(layouts.NAMES)
   assert flags_of(layouts.layouts(8, experts=False)) == flags_of(found)[:5]
   assert flags_of(layouts.layouts(8, True, ['EP', 'EP+DP'])) == flags_of(found)[5:8]
-  with pytest.raises(UserError, match=r"there is no layout 'EPP'; closest: EP"):
+  with pytest.raises(UserError, match=r"there is no layout 'EPP'; closest: PP, EP"):
     layouts.layouts(8, True, ['EPP'])
   with pytest.raises(UserError, match=r'2 devices have no layout of EP\+DP'):
     layouts.layouts(2, True, ['EP+DP'])
@@ -112,6 +120,16 @@ def test_a_layout_that_does_not_divide_the_batch_is_refused_before_it_is_compile
   assert compiled == [('model:4', 1)]
   assert [c.layout.name for c in found] == ['MP', 'DP']
   assert 'axis B (rows of a batch) has size 6, which cannot be split over the 4 devices' in found[1].refused
+
+
+def test_a_pipeline_divides_the_whole_batch_and_its_layers(monkeypatch):
+  compiled = fake(lambda mesh, config: FakeReport([exchange(1)], {}, None, {}), monkeypatch)
+  # 8 rows in 4 micro-batches: two at a time cannot be split over 4 devices; 2 layers cannot be split over 4 stages.
+  config = dataclasses.replace(CONFIG, scan_layers=True, encoder_layers=2, decoder_layers=2, micro_batches=4)
+  found = layouts.choose('m', config, layouts.layouts(4, True, ['DP', 'PP', 'PP+DP'], scanned=True))
+  assert compiled == [('stage:2,data:2', 1)] and found[0].layout.name == 'PP+DP'
+  refused = {c.layout.name: c.refused for c in found[1:]}
+  assert 'axis B (rows of a batch) has size 2' in refused['DP'] and 'axis L' in refused['PP']
 
 
 def test_a_batch_of_another_program_that_a_mesh_cannot_split_refuses_that_layout_alone(monkeypatch):

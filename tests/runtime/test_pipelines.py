@@ -57,8 +57,10 @@ MODELS = {
 
 
 @functools.cache
-def observed(model, mesh):
-  return parity.observe(MODELS[model], machine.connect(RuntimeOptions('spmd', mesh)).make_runtime)
+def observed(model, mesh, split_update=False):
+  options = RuntimeOptions('spmd', mesh, split_update=split_update)
+  reference = None if mesh == 'data:1' else observed(model, 'data:1')
+  return parity.observe(MODELS[model], machine.connect(options).make_runtime, reference=reference)
 
 
 SLOWLY = [
@@ -80,6 +82,12 @@ def test_a_pipeline_agrees_with_one_device(model, mesh):
   """Losses, gradients, weights, decisions and translations, with dropout, noise and padding."""
   row = parity.compare(observed(model, 'data:1'), observed(model, mesh))
   assert row.agrees(1e-5), row
+
+
+def test_the_update_may_be_split_over_the_devices_of_a_stage():
+  row = parity.compare(observed('dense', 'data:1'), observed('dense', 'stage:2,data:2', split_update=True))
+  assert row.agrees(1e-5), row
+  assert row.collectives['all-gather'] > observed('dense', 'stage:2').collectives['all-gather']  # updated weights
 
 
 def program_of(config, mesh):
