@@ -51,6 +51,8 @@ MODELS['regularised'] = dataclasses.replace(
   router_z_loss_weight=0.01,
   experts_in='encoder',
 )
+MODELS['values of Switch'] = dataclasses.replace(MOE, gate='switch', init_scale=0.1, router_jitter=0.1)
+MODELS['bfloat16 router'] = dataclasses.replace(MODELS['values of Switch'], router_dtype='bfloat16')
 MODELS['scanned, kept'] = dataclasses.replace(SCANNED, remat='none', dispatch='einsum')
 GATES = {
   'soft': {},
@@ -161,6 +163,11 @@ def test_regularisers_agree_with_one_device(mesh):
   assert_agree('regularised', mesh)
 
 
+@pytest.mark.parametrize('model, tolerance', [('values of Switch', 1e-5), ('bfloat16 router', 1e-5)])
+def test_what_switch_trains_with_agrees_with_one_device(model, tolerance):
+  assert_agree(model, 'data:2,expert:2', tolerance=tolerance)
+
+
 def evaluated(model, runtime_of):
   """Cross-entropy, rounds and scores of a batch under a runtime."""
   config = MODELS[model]
@@ -249,6 +256,16 @@ def test_the_grid_agrees(tmp_path):
   rows = json.loads((tmp_path / 't.json').read_text())
   assert len(rows) == 8 * 2 * 2 and all(row['agrees'] for row in rows.values())
   assert {'model:2 gather unscanned', 'data:2,expert:2,model:2 einsum scanned'} <= set(rows)
+
+
+def test_each_step_may_begin_in_the_state_of_a_reference():
+  reference = observed('dense', '')
+  nothing = {name: np.zeros_like(w) for name, w in reference.steps[0]['weights'].items()}
+  runtime_of = machine.connect(machine.LOCAL).make_runtime
+  second_loss = lambda reference: parity.observe(DENSE, runtime_of, 2, reference).steps[1]['loss']
+  assert second_loss(reference) == pytest.approx(reference.steps[1]['loss'], rel=1e-6)
+  steps = [reference.steps[0] | {'weights': nothing}, *reference.steps[1:]]
+  assert second_loss(reference._replace(steps=steps)) == pytest.approx(np.log(50), rel=1e-3)  # all symbols are alike
 
 
 def an_observation(loss=1.0, grad=(2.0, 4.0), expert=0, margin=0.5, ids=3, score=-1.0):
