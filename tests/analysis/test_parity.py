@@ -163,9 +163,13 @@ def test_regularisers_agree_with_one_device(mesh):
   assert_agree('regularised', mesh)
 
 
-@pytest.mark.parametrize('model, tolerance', [('values of Switch', 1e-5), ('bfloat16 router', 1e-5)])
-def test_what_switch_trains_with_agrees_with_one_device(model, tolerance):
-  assert_agree(model, 'data:2,expert:2', tolerance=tolerance)
+def test_what_switch_trains_with_agrees_with_one_device():
+  assert_agree('values of Switch', 'data:2,expert:2')
+
+
+def test_a_bfloat16_router_agrees_but_for_a_digit_of_its_gradient():
+  row = assert_agree('bfloat16 router', 'data:2,expert:2', tolerance=2**-7)  # which has 8 bits
+  assert row.loss <= 1e-5 and row.worst.endswith('moe/gate')
 
 
 def evaluated(model, runtime_of):
