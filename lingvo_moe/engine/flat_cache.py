@@ -6,6 +6,8 @@ same in TensorFlow. The graph reads the mask of earlier positions, and attends t
 """
 
 import math
+import threading
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,6 +18,9 @@ from lingvo_moe.engine.stages import StagedGraph
 # Steps for which there is room after a resize, at least. Sizes are multiples of ROOM * W: a new size costs copies, and
 # a larger one costs attention to unused positions.
 ROOM = 8
+# Memory where caches wait while their buffers get other sizes, as long as there is a search: of all lanes, each in its
+# turn. New memory for each change would take more time than the copies.
+_SCRATCH, _TURN = weakref.WeakValueDictionary(), threading.Lock()
 
 
 class Prompt(NamedTuple):
@@ -32,33 +37,29 @@ class FlatCache:
 
   Args:
     graph: the decoder, whose inputs this object writes, except `ids`, `time` and `live`.
-    memory: what the decoder reads of the sources, by the names of its inputs; rows are the first axis.
+    memory: what the decoder reads of the sources, by the names of its inputs; rows are the first axis. Keys and values
+      are taken out of it: the decoder's buffers have them.
     width: W.
     steps: the most steps that will be run.
     prompt: what comes before the first step; None: nothing.
   """
 
   def __init__(
-    self,
-    graph: StagedGraph,
-    memory: Mapping[str, np.ndarray],
-    width: int,
-    steps: int,
-    prompt: Prompt | None = None,
+    self, graph: StagedGraph, memory: dict[str, np.ndarray], width: int, steps: int, prompt: Prompt | None = None
   ) -> None:
-    self._graph, self._width, self._memory, self._block = graph, width, dict(memory), ROOM * width
+    self._graph, self._width, self._block, self._steps = graph, width, ROOM * width, steps
     rows = len(next(iter(memory.values())))
     mask_BP, caches = (prompt.mask_BP, prompt.caches) if prompt else (np.zeros([rows, 0]), {})
     self._mask_BWU = np.repeat(mask_BP[:, np.newaxis], width, axis=1).astype(np.float32)
-    used = mask_BP.shape[1]
+    kept = dict(caches) | {name: memory.pop(name) for name in [*memory] if name.startswith('memory_')}
+    self._memory, used = dict(memory), mask_BP.shape[1]
     # Buffers for the most positions there can be: none grows and is copied, and what is not written takes no memory.
-    largest = self._shapes(used + steps * width)
-    names = [name for name in largest if name.startswith('cache_')]
-    self._kept = dict(zip(names, np.empty([len(names), math.prod(largest[names[0]])], np.float32)))
-    graph.resize(largest)
-    for name, cache_BNPK in caches.items():
-      graph.input(name)[:, :, :used] = cache_BNPK
-    self._resize(np.arange(rows), np.tile(np.arange(used), [rows, 1]))
+    graph.resize(largest := self._shapes(used + steps * width))
+    self._caches, self._memories = ([n for n in largest if n.startswith(part)] for part in ('cache_', 'memory_'))
+    size, self._scratch = sum(math.prod(largest[n]) for n in (*self._caches, *self._memories)), _SCRATCH.get('')
+    if self._scratch is None or self._scratch.size < size:
+      _SCRATCH[''] = self._scratch = np.empty(size, np.float32)
+    self._resize(kept, used)
 
   @property
   def is_full(self) -> bool:
@@ -78,33 +79,34 @@ class FlatCache:
     most = int(used_BU.sum(axis=1).max(initial=0))
     positions_BU = np.argsort(-used_BU, axis=1, kind='stable')[:, :most]
     self._mask_BWU = np.take_along_axis(mask_BWU, positions_BU[:, np.newaxis], axis=2)
-    if len(rows) < all_rows:
-      for name, array in self._memory.items():
-        self._memory[name] = array[rows]
+    self._memory = {name: array[rows] for name, array in self._memory.items()}
     if len(rows) == all_rows and most + self._block // 2 <= room <= most + 2 * self._block:
-      for name in self._kept:
+      for name in self._caches:
         buffer_BNUK = self._graph.input(name)
         _move(buffer_BNUK, buffer_BNUK, rows, positions_BU)
       self._set_room(most, room)
-    else:
-      self._resize(rows, positions_BU)
+      return
+    with _TURN:
+      kept, free = {}, self._scratch
+      for name in (*self._caches, *self._memories):
+        buffer_BNUK = self._graph.input(name)
+        _, heads, size, features = buffer_BNUK.shape
+        at_BU = positions_BU if name in self._caches else np.broadcast_to(np.arange(size), [len(rows), size])
+        shape = len(rows), heads, at_BU.shape[1], features
+        kept[name], free = free[: math.prod(shape)].reshape(shape), free[math.prod(shape) :]
+        _move(buffer_BNUK, kept[name], rows, at_BU)
+        del buffer_BNUK  # a view, of which none may be held when sizes change
+      self._resize(kept, most)
 
-  def _resize(self, rows: np.ndarray, positions_BU: np.ndarray) -> None:
-    """Gives the decoder's inputs room behind these positions of some rows. What they held is written again."""
-    used = positions_BU.shape[1]
-    room = (-(-used // self._block) + 1) * self._block
-    kept = {}
-    for name, memory in self._kept.items():  # memory that was in use before: new pages would take more time
-      buffer_BNUK = self._graph.input(name)
-      _, heads, _, features = buffer_BNUK.shape
-      kept[name] = memory[: len(rows) * heads * used * features].reshape(len(rows), heads, used, features)
-      _move(buffer_BNUK, kept[name], rows, positions_BU)
-      del buffer_BNUK  # a view, of which none may be held when sizes change
+  def _resize(self, kept: dict[str, np.ndarray], used: int) -> None:
+    """Gives the decoder's inputs room behind `used` positions, and writes keys and values."""
+    room = min((-(-used // self._block) + 1) * self._block, used + self._steps * self._width)
     self._graph.resize(self._shapes(room))
     self._graph.release()
-    for name, cache_BNUK in kept.items():
-      buffer_BNUK = self._graph.input(name)
-      buffer_BNUK[:, :, :used], buffer_BNUK[:, :, used:] = cache_BNUK, 0.0  # what is masked must be finite
+    for name in self._caches:
+      self._graph.input(name)[:, :, used:] = 0.0  # what is masked must be finite
+    for name, kept_BNUK in kept.items():
+      self._graph.input(name)[:, :, : kept_BNUK.shape[2]] = kept_BNUK
     for name, array in self._memory.items():
       self._graph.write(name, array)
     self._set_room(used, room)
@@ -130,10 +132,11 @@ class FlatCache:
     for name, value in {'ids': ids_BW, 'time': time, 'live': live_BW, 'mask': self._mask_BWU}.items():
       graph.write(name, value)
     graph.run()
-    for name in self._kept:
+    for name in self._caches:
       graph.input(name)[:, :, own] = graph.output(name.replace('cache_', 'new_', 1))
     self._mask_BWU[:, :, own] = np.eye(self._width)
     self._start += self._width
+    self._steps -= 1
 
   def follow(self, parents_BW: np.ndarray) -> None:
     """Moves the masks: hypothesis w of the next step continues hypothesis parents_BW[:, w] of this one."""

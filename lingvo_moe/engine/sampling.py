@@ -62,7 +62,7 @@ class Sampler(NamedTuple):
 
 def sample(
   decoder: StagedGraph,
-  memory: Mapping[str, np.ndarray],
+  memory: dict[str, np.ndarray],
   sampler: Sampler,
   keys_BW: np.ndarray,
   limits_BW: np.ndarray,
@@ -115,7 +115,7 @@ def sample(
 
 def draw(
   decoder: StagedGraph,
-  memory: Mapping[str, np.ndarray],
+  memory: dict[str, np.ndarray],
   requests: Sequence[Request],
   samples: int,
   limits_B: np.ndarray,

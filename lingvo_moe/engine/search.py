@@ -1,6 +1,6 @@
 """Beam search and scoring with the decoder's graph, step by step. Finished rows leave the batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def run_on_ids(graph: StagedGraph, ids_BT: np.ndarray) -> dict[str, np.ndarray]:
 
 def search(
   decoder: StagedGraph,
-  memory: Mapping[str, np.ndarray],
+  memory: dict[str, np.ndarray],
   max_lengths_B: np.ndarray,
   width: int,
   norm: LengthNorm,
@@ -89,7 +89,7 @@ def search(
 
 def score(
   decoder: StagedGraph,
-  memory: Mapping[str, np.ndarray],
+  memory: dict[str, np.ndarray],
   targets: Sequence[Sequence[int]],
   width: int,
   begin: int = BOS,

@@ -82,8 +82,6 @@ class StagedGraph:
     self.sizes: Shapes = {}
 
   def resize(self, sizes: Shapes) -> None:
-    if sizes == self.sizes:
-      return
     for stage in self._stages:
       own = {name: shape for name, shape in sizes.items() if name in stage.inputs}
       for name in set(FROM_EXPERTS) & set(stage.inputs):
@@ -93,8 +91,7 @@ class StagedGraph:
 
   def write(self, name: str, value: np.ndarray) -> None:
     for stage in self._stages:
-      if name in stage.inputs:
-        stage.write(name, value)
+      stage.write(name, value)
 
   def input(self, name: str) -> np.ndarray:
     """View of the buffer of an input, in the first stage that has it, or of an output."""
