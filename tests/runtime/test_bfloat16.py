@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reversed_corpus
 import shared_traces
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe import machine
+from lingvo_moe import machine, trainer
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim.cpu import in_place
@@ -129,6 +130,19 @@ def test_without_units_activations_are_float32_and_a_job_says_so(run, monkeypatc
   assert losses == trained(config_of('float32'))[1]
   other = LocalRuntime(config.program(), backend='reference')
   assert other.note is None
+
+
+def test_a_training_job_without_units_begins_with_the_sentence(tmp_path, monkeypatch, capfd):
+  monkeypatch.setattr(cpu, 'has_bfloat16', lambda: False)
+  folder = reversed_corpus.write(tmp_path, held_out=20)
+  changes = ('activation_dtype=bfloat16', 'source_vocab_size=282', 'target_vocab_size=280')
+  options = trainer.Options(logdir=str(tmp_path / 'log'), model='mt.cldr.Tiny', data_dir=str(folder), set=changes)
+  training = trainer.set_up(options, machine.connect(machine.LOCAL))
+  training.log.close()
+  training.lock.close()
+  first, *_ = capfd.readouterr().err.splitlines()
+  assert first.startswith("activation_dtype='bfloat16' is computed in float32: this processor has no units")
+  assert not copies(training.runtime)
 
 
 @pytest.mark.parametrize('has', [True, False])
