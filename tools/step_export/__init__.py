@@ -5,9 +5,10 @@ init.stablehlo   (keys) -> state: initial values, of which each device computes 
 batch.npz        one batch
 spec.json        the mesh; the shape, type and sharding of every array; the random key of every initial value
 run.py           runs the step a number of times
+train.py         trains with batches.npz, where tools/train_elsewhere.py has added it
 
 One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
-NOT RUN on a GPU or a TPU: the tests lower one file for both, and run it on CPUs.
+Run on CPUs and on a GPU (H200). NOT RUN on a TPU: the tests lower one file for it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def save(
     with open(os.path.join(folder, file), 'wb') as f:
       f.write(content)
   np.savez(os.path.join(folder, 'batch.npz'), **batch)
-  shutil.copyfile(os.path.join(os.path.dirname(__file__), 'run.py'), os.path.join(folder, 'run.py'))
+  for script in ('run.py', 'train.py'):
+    shutil.copyfile(os.path.join(os.path.dirname(__file__), script), os.path.join(folder, script))
 
 
 def _step(program: Program, kind: str) -> Callable:

@@ -25,21 +25,13 @@ def main(steps: int) -> None:
   devices = find_devices(spec['mesh'])
   kind, platform = devices[0].device_kind, devices[0].platform
   print(f'{spec["model"]}, {spec["program"]} step on {len(devices)} x {kind} ({platform})')
-  is_array = lambda x: 'split' in x
-  shardings = {
-    part: jax.tree.map(lambda x: sharding(x, devices), spec[part], is_leaf=is_array) for part in ('state', 'batch')
-  }
-
-  keys = {part: {name: np.asarray(key, np.uint32) for name, key in of.items()} for part, of in spec['keys'].items()}
-  everywhere = shardings['state']['step']
-  init = jax.jit(load('init').call, in_shardings=everywhere, out_shardings=shardings['state'])
-  state = init(keys)
+  shardings_of = shardings(spec, devices)
+  state = initial_state(spec, shardings_of['state'])
   with np.load(FOLDER / 'batch.npz') as arrays:
-    batch = {name: jax.device_put(arrays[name], sharding) for name, sharding in shardings['batch'].items()}
+    batch = {name: jax.device_put(arrays[name], sharding) for name, sharding in shardings_of['batch'].items()}
 
   begun = time.perf_counter()
-  step = jax.jit(load('step').call, donate_argnums=0, out_shardings=(shardings['state'], None))
-  step = step.lower(state, batch).compile()
+  step = compiled(state, batch, shardings_of['state'])
   # FLOPs of one device; XLA counts the body of a loop once.
   flops = (step.cost_analysis() or {}).get('flops', float('nan'))
   print(f'compiled in {time.perf_counter() - begun:.1f} s: {flops:.4g} FLOPs a step and device')
@@ -65,6 +57,25 @@ def find_devices(axes: list) -> np.ndarray:
   if len(found) < count:
     sys.exit(f'this step is for {count} devices, and JAX finds {len(found)} ({found[0].platform}): export another')
   return mesh_utils.create_device_mesh(sizes, found[:count]).flatten()
+
+
+def shardings(spec: dict, devices: np.ndarray) -> dict:
+  """Shardings of the state and of a batch, nested as they are."""
+  of = lambda part: jax.tree.map(lambda x: sharding(x, devices), part, is_leaf=lambda x: 'split' in x)
+  return {part: of(spec[part]) for part in ('state', 'batch')}
+
+
+def initial_state(spec: dict, shardings_of_state: dict) -> dict:
+  """State before the first step; each device computes its own part."""
+  keys = {part: {name: np.asarray(key, np.uint32) for name, key in of.items()} for part, of in spec['keys'].items()}
+  options = {'in_shardings': shardings_of_state['step'], 'out_shardings': shardings_of_state}
+  return jax.jit(load('init').call, **options)(keys)
+
+
+def compiled(state: dict, batch: dict, shardings_of_state: dict) -> jax.stages.Compiled:
+  """The step (state, batch) -> (state, metrics) for the devices of its arguments; it takes the memory of the state."""
+  step = jax.jit(load('step').call, donate_argnums=0, out_shardings=(shardings_of_state, None))
+  return step.lower(state, batch).compile()
 
 
 def sharding(array: dict, devices: np.ndarray) -> NamedSharding:

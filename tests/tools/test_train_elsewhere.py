@@ -1,0 +1,126 @@
+"""A run trained from an export, with neither TensorFlow nor this package, has the weights that the trainer gives it."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import forks
+import numpy as np
+import pytest
+import reversed_corpus
+import tensorflow as tf
+
+from lingvo_moe import trainer
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks.batches import padded
+
+pytest.importorskip('jax')
+batches = pytest.importorskip('step_export.batches')
+pytestmark = pytest.mark.compiled
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / 'tools' / 'train_elsewhere.py'
+SIZES = (
+  'source_vocab_size=300',
+  'target_vocab_size=300',
+  'max_length=48',
+  'batch_tokens=192',
+  'num_groups=4',
+  'encoder_layers=1',
+  'decoder_layers=1',
+  'moe_every=1',
+  'eval_sentences=4',
+  'residual_dropout=0.1',
+  'packing=True',
+)
+# None in place of a module is an ImportError for whoever imports it.
+ALONE = (
+  'import runpy, sys; sys.modules.update(tensorflow=None, lingvo_moe=None); sys.path.insert(0, "."); '
+  'runpy.run_path("train.py", run_name="__main__")'
+)
+
+
+def train(corpus, logdir, max_steps):
+  """Trains the tiny model on this machine."""
+  given = {'model': 'mt.cldr.Tiny', 'data_dir': str(corpus), 'set': SIZES}
+  trainer.train(trainer.Options(logdir=str(logdir), max_steps=max_steps, **given))
+
+
+def tool(*arguments, **options):
+  return forks.run([TOOL, *map(str, arguments)], timeout=300, **options)
+
+
+def weights_of(logdir, step):
+  reader = tf.train.load_checkpoint(RunDir(str(logdir)).checkpoints().path(step))
+  names = [name for name in reader.get_variable_to_shape_map() if not name.startswith('slots/')]
+  return {name: reader.get_tensor(name) for name in names}
+
+
+def assert_trained_alike(logdir, other, step):
+  expected = weights_of(other, step)
+  found = weights_of(logdir, step)
+  assert set(found) == set(expected)
+  for name, weight in expected.items():
+    np.testing.assert_allclose(found[name], weight, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+  """Folder of a corpus and of the runs 'here', trained to step 3, and 'begun', at step 0."""
+  root = tmp_path_factory.mktemp('elsewhere')
+  (root / 'corpus').mkdir()
+  corpus = reversed_corpus.write(root / 'corpus', held_out=8)
+  train(corpus, root / 'here', 3)
+  train(corpus, root / 'begun', 0)
+  return root
+
+
+def elsewhere(folder, *arguments):
+  return subprocess.run(
+    [sys.executable, '-c', ALONE, *arguments], cwd=folder, capture_output=True, text=True, timeout=300
+  )
+
+
+def test_a_run_that_begins_is_trained_elsewhere_to_the_same_weights(root):
+  tool(f'--logdir={root}/begun', f'--out={root}/export', '--steps=3', check=True)
+  assert not (root / 'export' / 'state.npz').exists()
+  done = elsewhere(root / 'export', '--keep=2')
+  assert done.returncode == 0 and 'step 3: loss ' in done.stdout, done.stderr
+  tool(f'--logdir={root}/begun', f'--take={root}/export', check=True)
+  assert RunDir(f'{root}/begun').checkpoints().steps() == [0, 2, 3]
+  assert_trained_alike(root / 'begun', root / 'here', 3)
+  again = tool(f'--logdir={root}/begun', f'--take={root}/export')
+  assert again.returncode == 1 and 'has a checkpoint of step 2 already' in again.stderr, again.stderr
+
+
+def test_a_run_goes_on_elsewhere_with_the_slots_of_its_optimizer(root):
+  tool(f'--logdir={root}/here', f'--out={root}/later', '--steps=4', check=True)
+  assert elsewhere(root / 'later', '2').returncode == 0
+  tool(f'--logdir={root}/here', f'--take={root}/later', check=True)
+  train(root / 'corpus', root / 'longer', 5)
+  assert_trained_alike(root / 'here', root / 'longer', 5)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    ((), 'either --out or --take is given'),
+    (('--out=OUT', '--take=OUT'), 'either --out or --take is given'),
+    (('--take=NOTHING',), 'has weights_<step>.npz, which train.py writes; saw none'),
+    (('--out=begun',), 'an export goes to a new directory'),
+  ],
+)
+def test_mistakes_are_told(root, arguments, said):
+  done = tool(f'--logdir={root}/begun', *arguments, cwd=root)
+  assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+def test_batches_of_several_shapes_are_refused(tmp_path):
+  batch = lambda length: padded([[5, 6, 2]], 2, length).as_source() | padded([[7, 2]], 2, length).as_target()
+  with pytest.raises(UserError, match='saw rows of 8 and 8, 16 and 16 tokens: begin a run with packing=True'):
+    batches.save(str(tmp_path / 'batches.npz'), [batch(8), batch(16)], 0, 2)
+  with pytest.raises(UserError, match='saw arrays .*tgt_loss_factors'):
+    batches.save(str(tmp_path / 'batches.npz'), [batch(8) | {'tgt_loss_factors': np.ones([2, 8])}], 0, 1)
+  assert not list(tmp_path.iterdir())
