@@ -22,7 +22,7 @@ def forms(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
   for family in FAMILIES:
     try:
       made = family.form(config, models)
-    except (AttributeError, KeyError):  # another task
+    except (AttributeError, LookupError):  # another task, or no tags
       continue
     yield made['config.json']['architectures'][0], _with_search(made, config)
 
@@ -30,6 +30,7 @@ def forms(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
   """The files with the special symbols of this package, and what search has."""
   symbols = {'pad_token_id': 0, 'bos_token_id': 1, 'decoder_start_token_id': 1, 'eos_token_id': 2}
+  symbols |= {name: i for name, i in made['config.json'].items() if name in symbols}
   size = getattr(config, 'source_vocab_size', 0) or config.vocab_size
   forbidden = [[i] for i in (0, 1, *config.masked_symbols)]
   search = symbols | {'num_beams': config.beam_size, 'bad_words_ids': forbidden}

@@ -55,6 +55,24 @@ def convert(folder: HubFolder) -> Imported:
   )
 
 
+def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
+  """Files of a folder without weights, by a configuration and a vocabulary with tags here: of NLLB's form."""
+  model = models['source_vocab']
+  tags = {i: piece for i, piece in enumerate(vocabulary.pieces(model)) if vocabulary.TAG.fullmatch(piece)}
+  names = [*tags.values()]
+  config = fairseq.form(ours) | dict(architectures=[ARCHITECTURES[bool(ours.num_experts)]], model_type='m2m_100')
+  config |= dict(bos_token_id=0, pad_token_id=1, decoder_start_token_id=2)
+  if ours.num_experts:
+    steps = {f'{stack}_sparse_step': ours.moe_every for stack in ('encoder', 'decoder')}
+    policy = 'all' if ours.second_choice == 'always' else 'random'
+    config |= dict(model_type='nllb-moe', num_experts=ours.num_experts, second_expert_policy=policy, **steps)
+    config |= dict(moe_token_dropout=1 - ours.expert_output_scale, router_aux_loss_coef=ours.aux_loss_weight)
+  settings = dict(tokenizer_class='NllbTokenizer', src_lang=names[0], tgt_lang=names[-1], mask_token=None)
+  settings |= dict(legacy_behaviour=ours.tag_sides == 'both_source_last', additional_special_tokens=names)
+  settings['added_tokens_decoder'] = {i: {'content': tag, 'special': True} for i, tag in tags.items()}
+  return {'config.json': config, _SETTINGS: settings, _PIECES: vocabulary.of_fairseq(model)}
+
+
 def _of_m2m100(folder: HubFolder, settings: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str]]:
   """Ids by piece, and languages by the piece that chooses one: `__de__`, behind all others."""
   ids = folder.json(_IDS, json_files.INTEGER)
@@ -63,7 +81,9 @@ def _of_m2m100(folder: HubFolder, settings: Mapping[str, Any]) -> tuple[dict[str
 
 
 def _of_nllb(folder: HubFolder, settings: Mapping[str, Any], base: Any) -> tuple[dict[str, int], dict[str, str]]:
-  """Ids by piece, one more than in the SentencePiece model, and languages, `deu_Latn`, as the tokeniser lists them.
+  """Ids by piece, one more than in the SentencePiece model, and languages by their piece, as the tokeniser lists them.
+
+  A piece is `deu_Latn`, or `<2de>` in an export of a model that was begun here.
 
   Raises:
     UserError: no file lists them.
@@ -75,11 +95,11 @@ def _of_nllb(folder: HubFolder, settings: Mapping[str, Any], base: Any) -> tuple
   if not known:
     known = {token['id']: token['content'] for token in folder.json_if_any(_TOKENISER_JSON).get('added_tokens', ())}
   known = known or dict(enumerate([*(listed or ()), '<mask>'], len(pieces)))
-  added = {name: i for i, name in known.items() if i >= len(pieces)}
-  languages = [name for name in added if name != '<mask>']
+  added = {name: i for i, name in known.items() if i >= len(_SPECIAL)}
+  languages = {name: tag[1] if (tag := vocabulary.TAG.fullmatch(name)) else name for name in added if name != '<mask>'}
   if not languages:
     raise UserError(f'{folder.path} lists no languages: fetch its {_SETTINGS} and special_tokens_map.json too')
-  return {name: i for i, name in enumerate(pieces)} | added, {name: name for name in languages}
+  return {name: i for i, name in enumerate(pieces)} | added, languages
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:

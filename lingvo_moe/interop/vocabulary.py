@@ -37,6 +37,17 @@ def pieces(model: bytes) -> list[str]:
   return [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(model).pieces]
 
 
+def of_fairseq(model: bytes) -> bytes:
+  """A SentencePiece model with special symbols as in fairseq's: unk, bos, eos and no pad, so ids are one less."""
+  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+  _, bos, eos, unk, *others = proto.pieces
+  del proto.pieces[:]
+  proto.pieces.extend([unk, bos, eos, *others])
+  spec = proto.trainer_spec
+  spec.unk_id, spec.bos_id, spec.eos_id, spec.pad_id = 0, 1, 2, -1
+  return proto.SerializeToString()
+
+
 def pad_and_begin(config: Mapping[str, Any]) -> tuple[int, int]:
   """Ids of pad, -1 where the decoder begins with it, and of the symbol with which the decoder begins."""
   begin = config['decoder_start_token_id']

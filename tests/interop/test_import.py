@@ -229,6 +229,8 @@ def test_export_of_an_import_is_the_folder_and_imports_to_the_same_checkpoint(im
   [
     ('mt.opus.BaseTiny', {'tag_target': True, 'scan_layers': True, 'remat': 'block'}),
     ('mt.t5.BaseTiny', {'tag_target': False, 'num_experts': 4, 'gate': 'switch'}),
+    ('mt.m2m100.M418MTiny', {}),
+    ('mt.nllb.MoE54BTiny', {'tag_sides': 'both_source_last'}),
     ('lm.mixtral.Mixtral8x7BTiny', {}),
   ],
 )

@@ -19,6 +19,7 @@ from lingvo_moe.tasks.task import task_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 SWITCH = {'num_experts': 4, 'gate': 'switch', 'capacity_factor': None}
+IN_FULL = {'activation_dtype': 'float32', 'capacity_factor': None, 'scan_layers': False, 'remat': 'none'}
 pytestmark = pytest.mark.slow
 
 
@@ -37,10 +38,16 @@ def test_models_of_another_seed_are_equal_too(tmp_path):
     ('mt.opus.BaseTiny', 'MarianMTModel', {'tag_target': True}),
     ('mt.t5.BaseTiny', 'T5ForConditionalGeneration', {'tag_target': False}),
     ('mt.t5.BaseTiny', 'SwitchTransformersForConditionalGeneration', {'tag_target': False, **SWITCH}),
+    ('mt.m2m100.M418MTiny', 'M2M100ForConditionalGeneration', {}),
+    (
+      'mt.nllb.MoE54BTiny',
+      'NllbMoeForConditionalGeneration',
+      {'tag_sides': 'both_source_last', 'second_choice': 'always', **IN_FULL},
+    ),
     (
       'lm.mixtral.Mixtral8x7BTiny',
       'MixtralForCausalLM',
-      {'activation_dtype': 'float32', 'capacity_factor': None, 'scan_layers': False, 'remat': 'none'},
+      IN_FULL,
     ),
   ],
 )
@@ -64,17 +71,21 @@ def test_a_model_trained_here_loads_there_with_the_same_ids_and_logits(name, arc
     found, _ = ours.logits(theta, {'inputs': tf.constant(row), 'segments': tf.ones_like(row)})
     theirs = model.eval()(input_ids=torch.tensor(row.astype(np.int64))).logits
   else:
+    there = np.array(importing.read(str(tmp_path / 'hub'))[1].symbols.theirs)
     tags = [vocabs[0].tag_id('de')] if config.tag_target else []
-    ids = [[*tags, *map(int, vocabs[0].encode([line])[0]), 2] for line in TEXT]
-    assert [tokenizer('>>de<< ' * bool(tags) + line)['input_ids'] for line in TEXT] == ids
+    before, after = ([], tags) if config.tag_sides == 'both_source_last' else (tags, [])
+    ids = [[*before, *map(int, vocabs[0].encode([line])[0]), 2, *after] for line in TEXT]
+    prefix = '>>de<< ' * (architecture == 'MarianMTModel' and bool(tags))
+    assert [tokenizer(prefix + line)['input_ids'] for line in TEXT] == [there[row].tolist() for row in ids]
     row, target = np.array([ids[0]], np.int32), np.array([ids[1][-7:]], np.int32)
-    inputs = np.concatenate([np.ones([1, 1], np.int32), target[:, :-1]], axis=1)
+    begin = 2 if config.begin == 'eos' else 1
+    inputs = np.concatenate([np.full([1, 1], begin, np.int32), target[:, :-1]], axis=1)
     place = lambda x: np.arange(x.shape[1], dtype=np.int32)[np.newaxis]
     batch = dict(src_ids=row, src_segments=np.ones_like(row), src_positions=place(row), tgt_inputs=inputs)
     batch |= dict(tgt_labels=target, tgt_segments=np.ones_like(target), tgt_positions=place(target))
     found, _ = ours.logits(theta, {key: tf.constant(array) for key, array in batch.items()})
-    there = {'input_ids': row, 'decoder_input_ids': inputs}
-    theirs = model.eval()(**{key: torch.tensor(array.astype(np.int64)) for key, array in there.items()}).logits
+    given = {'input_ids': row, 'decoder_input_ids': inputs}
+    theirs = model.eval()(**{key: torch.tensor(there[array]) for key, array in given.items()}).logits[..., there]
   np.testing.assert_allclose(found.numpy(), theirs.detach().numpy(), atol=1e-5)
   importing.import_folder(str(tmp_path / 'hub'), str(tmp_path / 'again'))
   again = RunDir(str(tmp_path / 'again')).checkpoints().merged(0, config)
