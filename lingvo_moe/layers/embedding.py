@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
@@ -52,7 +53,7 @@ class Embedding:
       logits_BTV = logits_BTV + theta['bias'] if self.logit_bias else logits_BTV
       if not self.masked_symbols:
         return logits_BTV
-      masked_V = tf.reduce_max(tf.one_hot(self.masked_symbols, self.vocab_size), axis=0) > 0
+      masked_V = np.isin(np.arange(self.vocab_size), self.masked_symbols)  # of many symbols too, without [count, V]
       return tf.where(masked_V, _MASKED, logits_BTV)
 
 

@@ -97,6 +97,16 @@ def test_symbols_are_embedded_with_unit_variance_and_scored_by_their_rows():
   np.testing.assert_allclose(layer.logits(theta, x_BTM)[0], x_BTM[0] @ tf.transpose(theta['table']), atol=1e-5)
 
 
+def test_masked_symbols_are_left_out_of_the_softmax_without_a_row_of_symbols_for_each():
+  layer = Embedding(400, 4, masked_symbols=(0, *range(200, 400)))
+  theta = weights.initialize(layer.weights(), seed=1)
+  with tf.Graph().as_default() as graph:
+    layer.logits({name: tf.constant(value.numpy()) for name, value in theta.items()}, tf.ones([1, 1, 4]))
+  assert max(x.shape.num_elements() for op in graph.get_operations() for x in op.outputs) <= 400 * 4
+  softmax_V = tf.nn.softmax(layer.logits(theta, tf.ones([1, 1, 4])))[0, 0].numpy()
+  assert np.all(softmax_V[[0, *range(200, 400)]] < 1e-30) and np.all(softmax_V[1:200] > 1e-6)
+
+
 def test_positions_are_sines_and_cosines_of_falling_frequency():
   table = sinusoidal_positions(tf.constant([[0, 1, 7]]), 4)[0]
   expected = [[np.sin(p), np.sin(p * 1e-4), np.cos(p), np.cos(p * 1e-4)] for p in (0, 1, 7)]
