@@ -50,7 +50,7 @@ SIZES = {
     vocab_size=32_000,
   ),
 }
-PIECES = {'marian': 40_000, 'nllb': 256_000, 'mixtral': 32_000}
+PIECES = {'marian': 29_067, 'nllb': 256_000, 'mixtral': 32_000}
 
 
 def enlarge(path: pathlib.Path, size: int) -> list[str]:
