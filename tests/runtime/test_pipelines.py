@@ -54,7 +54,6 @@ MODELS = {
     vocab_size=60, batch_tokens=256, num_groups=8, micro_batches=2, scan_layers=True, remat='block', max_new_tokens=8
   ),
   'T(96L)': registry.get('mt.m4.T96LTiny')(micro_batches=4, pipeline_repeats=2),
-  'MoE(128E, 36L)': registry.get('mt.m4.MoE128E36LTiny')(micro_batches=2),
 }
 
 
@@ -86,12 +85,9 @@ def test_a_pipeline_agrees_with_one_device(model, mesh):
   assert row.agrees(1e-5), row
 
 
-@pytest.mark.parametrize(
-  'model, mesh', [('T(96L)', 'stage:2,data:2'), pytest.param('MoE(128E, 36L)', 'stage:2', marks=pytest.mark.slow)]
-)
-def test_larger_pipelines_agree_in_every_step_from_equal_states(model, mesh):
+def test_a_deep_circular_pipeline_agrees_in_every_step_from_equal_states():
   """From states that differ by rounding, a ReLU may open for one token on one side alone (docs/verify_meshes.md)."""
-  row = parity.compare(observed(model, 'data:1'), observed(model, mesh, equal_states=True))
+  row = parity.compare(observed('T(96L)', 'data:1'), observed('T(96L)', 'stage:2,data:2', equal_states=True))
   assert row.agrees(1e-5), row
 
 
