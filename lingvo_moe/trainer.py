@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
@@ -209,13 +208,10 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
 
 def finish(training: Training) -> None:
   """Closes the log, prints the best dev loss or score, and marks the run as finished, for which decoders wait."""
-  from lingvo_moe.run.checkpoints import Evaluation
-
   training.log.close()
-  step, reason = training.runtime.step, training.reason_to_end()
-  best = training.checkpoints.best() or Evaluation(step, math.nan)
-  measured = ' '.join(best.measured('.4f'))
-  training.group.say(f'trained to step {step} ({reason}); best {measured} at step {best.step}')
+  step, reason, best = training.runtime.step, training.reason_to_end(), training.checkpoints.best()
+  measured = f'best {" ".join(best.measured(".4f"))} at step {best.step}' if best else 'dev was not measured'
+  training.group.say(f'trained to step {step} ({reason}); {measured}')
   if training.group.is_leader:
     training.run.finish(step, reason)
     training.lock.close()

@@ -104,6 +104,7 @@ def test_what_is_frozen_stays_bit_equal_and_the_rest_learns_the_new_language(roo
 
 def test_the_trainer_says_what_an_epoch_is_and_how_long_it_takes(root):
   told = (root / 'told.txt').read_text()
+  assert 'trained to step 0 (max_steps); dev was not measured' in told
   assert re.search(r'an epoch, as many examples as the corpus has, is about \d+ steps; max_steps=30 makes \d', told)
   assert re.search(r'steps a second here: an epoch takes about .*, and the 7 steps that are left about', told)
 

@@ -31,7 +31,8 @@ def main(argv):
   apart = np.subtract(second, first)
   print(f'{len(apart)} references, {tokens} symbols: log p differs by {np.abs(apart).sum() / tokens:.2g} per symbol')
   others = {layer: chosen != choices[1][layer] for layer, chosen in choices[0].items()}
-  others['all'] = np.concatenate(list(others.values()))
+  if others:  # a dense model has no gate
+    others['all'] = np.concatenate(list(others.values()))
   for layer, is_other_F in others.items():
     print(f'{layer}: {len(is_other_F)} tokens, {is_other_F.mean():.2%} with other experts')
 
