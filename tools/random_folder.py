@@ -15,12 +15,13 @@ import math
 import os
 import pathlib
 import shutil
-import sys
 
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_moe.core import configuration, weights
+from lingvo_moe import app
+from lingvo_moe.core import configuration, new_folder, weights
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.run import checkpoint, hub_export
@@ -63,7 +64,12 @@ def enlarge(path: pathlib.Path, size: int) -> list[str]:
   return [piece.piece for piece in proto.pieces]
 
 
-def main(name: str, out: str) -> None:
+@app.command(arguments=True)
+def main(argv):
+  if len(argv) != 3 or argv[1] not in SIZES:
+    raise UserError(f'a form, {", ".join(SIZES)}, and a new folder are given; saw {argv[1:]}')
+  _, name, out = argv
+  new_folder.check(out, 'a folder of weights', 'OUT')
   folder = pathlib.Path(out)
   folder.mkdir(parents=True)
   for path in (FIXTURES / name).iterdir():
@@ -112,4 +118,4 @@ def main(name: str, out: str) -> None:
 
 
 if __name__ == '__main__':
-  main(*sys.argv[1:])
+  main()
