@@ -7,7 +7,7 @@ Trains a run on another machine, such as one with a GPU, that has JAX and neithe
 2. `--out=DIR` exports its step, its state unless that is the initial one, and the batches of the next updates.
 3. `python train.py` in a copy of DIR on the other machine trains, and writes weights_<step>.npz.
 4. `--take=DIR` makes checkpoints of those files. They have no optimizer slots: the run can be decoded, averaged and
-   exported, and another run can begin with its weights (--init_from), but training goes on from RUN's own checkpoint.
+   exported, and another run can begin with its weights (--init_from), but RUN itself is not trained further.
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ def export(run, name, config) -> None:
 
 def take(run, config) -> None:
   """Makes checkpoints of the weights that came back."""
+  import zipfile
+
   import numpy as np
 
+  from lingvo_moe.core import new_folder
   from lingvo_moe.core.errors import UserError
   from lingvo_moe.run import checkpoint
   from lingvo_moe.runtime.slices import Slice
@@ -86,17 +89,21 @@ def take(run, config) -> None:
     raise UserError(f'--take={_TAKE.value} has weights_<step>.npz, which train.py writes; saw none: run it there')
   for path in found:
     step = int(os.path.basename(path).removeprefix('weights_').removesuffix('.npz'))
-    with np.load(path) as arrays:
-      whole = lambda x: (x.shape, (0,) * x.ndim, x)
-      slices = list(checkpoint.slices_by_layer(Slice(name, *whole(arrays[name])) for name in arrays.files))
+    whole = lambda x: (x.shape, (0,) * x.ndim, x)
+    try:
+      with np.load(path) as arrays:
+        slices = list(checkpoint.slices_by_layer(Slice(name, *whole(arrays[name])) for name in arrays.files))
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+      raise UserError(f'{path} cannot be read ({e}): fetch it again from the machine that wrote it') from None
     if (saw := {part.name: tuple(part.shape) for part in slices}) != {name: tuple(s) for name, s in specs.items()}:
       differs = sorted(set(saw.items()) ^ {(name, tuple(s)) for name, s in specs.items()})[0]
       raise UserError(f'{path} must have the weights of {run.path}; {differs} is in one of them alone')
     if step in run.checkpoints().steps():
       raise UserError(f'{run.path} has a checkpoint of step {step} already: remove {path}, or that checkpoint')
     prefix = run.checkpoints().path(step)
-    os.makedirs(os.path.dirname(prefix))
-    checkpoint.write(prefix, [Slice('step', (), (), np.asarray(step, np.int64)), *slices])
+    with new_folder.writing(os.path.dirname(prefix)) as folder:  # whole or not at all
+      number = Slice('step', (), (), np.asarray(step, np.int64))
+      checkpoint.write(os.path.join(folder, os.path.basename(prefix)), [number, *slices])
     print(f'{prefix}: {len(slices)} tensors')
 
 

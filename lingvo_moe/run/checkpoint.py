@@ -111,7 +111,9 @@ def load(
   for name, shape in by_layer(specs).items():
     if (there := found.get(name)) is None:
       why = 'it is a checkpoint of another model; use the --model and bindings that it was trained with'
-      if any(map(lora_lib.is_adapter, found)):
+      if name.startswith('slots/') and not any(other.startswith('slots/') for other in found):
+        why = 'it has weights alone: begin another run with them, by --init_from and another --logdir'
+      elif any(map(lora_lib.is_adapter, found)):
         why = f'of a run with adapters, {path("", 0)} beside it has the weights that they adapt: restore it from a copy'
       raise UserError(f'{prefix} has no tensor {name!r}: {why}')
     if there.shape != tuple(shape):

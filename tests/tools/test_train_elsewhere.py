@@ -91,6 +91,12 @@ def test_a_run_that_begins_is_trained_elsewhere_to_the_same_weights(root):
   tool(f'--logdir={root}/begun', f'--take={root}/export', check=True)
   assert RunDir(f'{root}/begun').checkpoints().steps() == [0, 2, 3]
   assert_trained_alike(root / 'begun', root / 'here', 3)
+  (root / 'cut').mkdir()
+  (root / 'cut' / 'weights_00000007.npz').write_bytes((root / 'export' / 'weights_00000003.npz').read_bytes()[:999])
+  cut = tool(f'--logdir={root}/begun', f'--take={root}/cut')
+  assert cut.returncode == 1 and 'cannot be read' in cut.stderr and 'Traceback' not in cut.stderr, cut.stderr
+  with pytest.raises(UserError, match='it has weights alone: begin another run with them, by --init_from'):
+    train(root / 'corpus', root / 'begun', 4)
   again = tool(f'--logdir={root}/begun', f'--take={root}/export')
   assert again.returncode == 1 and 'has a checkpoint of step 2 already' in again.stderr, again.stderr
 
