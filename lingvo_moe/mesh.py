@@ -19,6 +19,7 @@ AXES = {
   'data': 'rows of the batch, and with them groups; experts are copied along it',
   'expert': 'experts, and between the layers with experts rows of the batch too',
   'node': 'what expert splits, in as many times more parts; AllToAlls go along expert first, then along node',
+  'hidden': 'hidden features of experts alone; between the layers with experts rows of the batch',
   'model': 'hidden features and attention heads',
   'stage': 'layers of scanned stacks, which form a pipeline in training; outside of stacks rows of the batch',
 }
@@ -29,22 +30,23 @@ Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes that may s
 
 # Letters that are not in a table are not split.
 ACTIVATIONS: Rules = {
-  'B': ('data', 'node', 'expert', 'stage'),
-  'G': ('data', 'node', 'expert'),
+  'B': ('data', 'hidden', 'node', 'expert', 'stage'),
+  'G': ('data', 'hidden', 'node', 'expert'),
   'E': ('expert', 'node'),  # in the reverse of G's order, for `reshard`
   'H': ('model',),
   'N': ('model',),
   'Z': ('stage', 'data'),
   'A': ('stage',),
   'D': ('data',),
-  'I': ('data', 'node', 'expert'),
+  'I': ('data', 'hidden', 'node', 'expert'),
 }
 WEIGHTS: Rules = {'E': ('expert', 'node'), 'H': ('model',), 'N': ('model',), 'L': ('stage',), 'A': ('stage',)}
 WEIGHTS = {**WEIGHTS, 'Z': ACTIVATIONS['Z']}
 # Splits every weight along M as well, so that a device stores only a part of the dense layers too (as in ZeRO-3 and
 # FSDP). The number of parts is at most that of the devices, and leaves each part at least 8 rows, a tile of a TPU.
-WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'node', 'expert')}
+WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'hidden', 'node', 'expert')}
 _MIN_ROWS = {'M': 8}
+_OF_EXPERTS = {'H': ('hidden',)}  # added to either table for tensors of experts, where H takes axes before G
 
 # The mesh axes that split each axis of a tensor. 'expert/4' splits it in 4 over the fastest-varying factor 4 of mesh
 # axis expert; along the rest of that axis devices hold copies.
@@ -81,16 +83,22 @@ class Mesh:
         f'the axes of a mesh, {self}, must span each axis of the topology {self.topology} once; '
         f'saw placement={self.placement}'
       )
-    if (other := self.storage) and (self.topology or other.topology or self.num_devices != other.num_devices):
+    if (other := self.storage) and (
+      self.topology or other.topology or other.storage or self.num_devices != other.num_devices
+    ):
       raise UserError(
-        f'meshes that share weights have as many devices, and no placement; saw {self} of {self.num_devices} devices '
-        f'for weights stored on {other} of {other.num_devices}: use meshes of one size without --placement'
+        f'meshes that share weights have as many devices, and no placement; saw {self} of {self.num_devices} and '
+        f'{other.num_devices} devices: use meshes of one size without --placement'
       )
 
   @classmethod
   def parse(cls, text: str, split_dense: bool = False, split_update: bool = False) -> Self:
-    """Parses 'data:2,expert:4', a mesh of 2 x 4 devices; '' is one device."""
-    axes = []
+    """Parses 'data:2,expert:4', a mesh of 2 x 4 devices; '' is one device.
+
+    'data:8/expert:8' computes as on data:8, and stores weights as on expert:8.
+    """
+    text, slash, stored = text.partition('/')
+    axes, storage = [], cls.parse(stored, split_dense, split_update) if slash else None
     for part in text.replace(' ', '').split(',') if text else ():
       name, _, size = part.partition(':')
       if not size.isdecimal() or len(size) > len(str(_MOST_DEVICES)):
@@ -98,10 +106,12 @@ class Mesh:
           f"a mesh is written 'data:2,expert:4', sizes from 1 to {_MOST_DEVICES:,}; saw {shown(text)}: write it so"
         )
       axes.append((name, int(size)))
-    return cls(tuple(axes), split_dense=split_dense, split_update=split_update)
+    mesh = cls(tuple(axes), split_dense=split_dense, split_update=split_update)
+    return mesh if storage in (None, mesh) else dataclasses.replace(mesh, storage=storage)
 
   def __str__(self) -> str:
-    return ','.join(f'{name}:{size}' for name, size in self.axes) or 'one device'
+    text = lambda mesh: ','.join(f'{name}:{size}' for name, size in mesh.axes)
+    return f'{text(self)}/{text(self.storage)}' if self.storage else text(self) or 'one device'
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -110,6 +120,11 @@ class Mesh:
   @property
   def num_devices(self) -> int:
     return math.prod(self.shape)
+
+  @property
+  def stored(self) -> Self:
+    """Mesh by which weights are stored between steps."""
+    return self.storage or self
 
   def size(self, names: Sequence[str]) -> int:
     """Number of devices along these axes or parts of axes ('expert/4' is 4); an axis that the mesh lacks is 1."""
@@ -137,8 +152,9 @@ class Mesh:
     """Spec of a tensor with these axis letters: the letters in `first` take mesh axes first, then left to right."""
     check_letters(dims)
     free, claimed = [name for name, size in self.axes if size > 1], {}
-    for letter in sorted(dims, key=lambda letter: letter not in 'Z' + first):
-      claimed[letter] = tuple(name for name in rules.get(letter, ()) if name in free)
+    alone = _OF_EXPERTS if 'E' in dims else {}
+    for letter in sorted(dims, key=lambda letter: letter not in 'Z' + first and letter not in alone):
+      claimed[letter] = tuple(name for name in (*rules.get(letter, ()), *alone.get(letter, ())) if name in free)
       free = [name for name in free if name not in claimed[letter]]
     return tuple(claimed[letter] for letter in dims)
 

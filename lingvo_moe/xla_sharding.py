@@ -127,8 +127,7 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
 def store(x: tf.Tensor, dims: str, update: bool = False) -> tf.Tensor:
   """Shards a weight as it is stored between steps, or a gradient or slot as the `update` is (Mesh.stored_spec)."""
   if mesh := current():
-    mesh = mesh.storage or mesh
-    return annotate(x, mesh.op_sharding(mesh.stored_spec(*_as_led(x, dims), update=update)))
+    return annotate(x, mesh.stored.op_sharding(mesh.stored.stored_spec(*_as_led(x, dims), update=update)))
   return x
 
 

@@ -107,15 +107,15 @@ def test_any_model_name_is_found_or_refused_in_one_line(name):
 
 
 SIZES = INTEGERS.map(shown) | st.sampled_from(['', '٣', '0x2', '9' * 5000, '1e3', '-0', '+2', '2_0'])
-AXES = st.sampled_from(['data', 'expert', 'node', 'model', 'Data', '', 'e xpert', 'data:2'])
+AXES = st.sampled_from(['data', 'expert', 'node', 'model', 'hidden', 'Data', '', 'e xpert', 'data:2'])
 MESHES = (
   st.lists(
-    st.tuples(st.sampled_from(['data', 'expert', 'node', 'model']), st.sampled_from([1, 2, 4, 300])),
+    st.tuples(st.sampled_from(['data', 'expert', 'node', 'model', 'hidden']), st.sampled_from([1, 2, 4, 300])),
     unique_by=lambda part: part[0],
     max_size=4,
   ).map(lambda parts: ','.join(f'{axis}:{size}' for axis, size in parts))
   | st.lists(st.builds('{}:{}'.format, AXES, SIZES), max_size=4).map(','.join)
-  | st.text(',: 0123dataexpert', max_size=20)
+  | st.text(',:/ 0123dataexpert', max_size=20)
   | st.text(max_size=10)
 )
 

@@ -70,6 +70,29 @@ def test_letters_claim_axes_from_left_to_right(mesh, dims, spec):
   assert Mesh.parse(mesh).spec(dims, ACTIVATIONS) == spec
 
 
+def test_hidden_features_of_experts_alone_may_be_split():
+  mesh = Mesh.parse('data:2,expert:2,hidden:2')
+  assert mesh.spec('GSM', ACTIVATIONS) == (('data', 'hidden', 'expert'), (), ())
+  assert mesh.spec('GSH', ACTIVATIONS) == (('data', 'hidden', 'expert'), (), ())
+  assert mesh.spec('EGCM', ACTIVATIONS, 'E') == (('expert',), ('data', 'hidden'), (), ())
+  assert mesh.spec('EGCH', ACTIVATIONS) == (('expert',), ('data',), (), ('hidden',))
+  assert mesh.spec('MH', WEIGHTS) == ((), ()) and mesh.spec('EHM', WEIGHTS) == (('expert',), ('hidden',), ())
+  assert Mesh.parse('model:2,hidden:2').spec('EMH', WEIGHTS) == ((), (), ('model', 'hidden'))
+
+
+def test_weights_may_be_stored_as_on_another_mesh():
+  mesh = Mesh.parse('data:4/data:2,expert:2', split_dense=True)
+  assert str(mesh) == 'data:4/data:2,expert:2' and mesh.stored == Mesh.parse('data:2,expert:2', split_dense=True)
+  assert mesh.spec('EMH', WEIGHTS) == ((), (), ()) and mesh.stored.spec('EMH', WEIGHTS) == (('expert',), (), ())
+  assert Mesh.parse('data:4').stored == Mesh.parse('data:4')
+  with pytest.raises(UserError, match='saw data:4/expert:2 of 4 and 2 devices: use meshes of one size'):
+    Mesh.parse('data:4/expert:2')
+  with pytest.raises(UserError, match="written 'data:2,expert:4'.*; saw '4'"):
+    Mesh.parse('expert:4/4')
+  with pytest.raises(UserError, match='as many devices, and no placement; saw data:4/expert:4 of 4 and 4'):
+    Mesh.parse('data:4/expert:4/data:4')
+
+
 def test_letters_that_come_first_claim_first():
   assert Mesh.parse('data:2,expert:2').spec('EGCM', ACTIVATIONS, first='G') == ((), ('data', 'expert'), (), ())
 

@@ -328,7 +328,8 @@ def _collective_part(collective: Collective, axes: Sequence[str]) -> str:
   in a MoE layer is between groups and experts, whatever op it is named after, and counts as 'dispatch/combine'.
   """
   op_name = collective.instruction.op_name
-  is_sum = collective.kind in ('all-reduce', 'reduce-scatter') and 'model' not in axes
+  partial = 'model' in axes or (axes == ('hidden',) and part_of(op_name) == 'experts')  # sums over hidden features
+  is_sum = collective.kind in ('all-reduce', 'reduce-scatter') and not partial
   if is_sum and any('gradient_tape/' in name for name in (op_name, *collective.sources)):
     return 'optimiser'
   if collective.kind == 'all-to-all' and '/moe/' in op_name:

@@ -32,10 +32,14 @@ NAMES = {
   '2DH+DP': ('data', 'node', 'expert'),
   'EP+MP': ('expert', 'model'),
   'EP+MP+DP': ('data', 'expert', 'model'),
+  'EP+ES': ('expert', 'hidden'),
+  'EP+ES+DP': ('data', 'expert', 'hidden'),
+  'DP/EP': ('data',),
+  'DP/EP+ES': ('data',),
   'PP': ('stage',),
   'PP+DP': ('stage', 'data'),
   'PP+EP': ('stage', 'expert'),
-}  # -> axes of the mesh
+}  # -> axes of the mesh; after '/' is the layout in which weights are stored
 CHUNKS = (2, 4)  # values of capacity_chunks that are tried
 
 
@@ -85,12 +89,19 @@ def layouts(devices: int, experts: bool, names: Sequence[str] = (), scanned: boo
   if unknown := next((name for name in names if name not in NAMES), ''):
     raise UserError(f'there is no layout {unknown!r}; {closest(unknown, NAMES)}')
   divisors = [n for n in range(2, devices + 1) if devices % n == 0]
-  layouts = [
-    Layout(name, Mesh(tuple(zip(axes, sizes, strict=True)), split_dense=name == 'ZeRO-3'))
-    for name, axes in NAMES.items()
-    if name in (names or NAMES) and (experts or 'expert' not in axes) and (scanned or 'stage' not in axes)
+  meshes = lambda axes, **how: [
+    Mesh(tuple(zip(axes, sizes, strict=True)), **how)
     for sizes in itertools.product(divisors, repeat=len(axes))
     if math.prod(sizes) == devices
+  ]
+  layouts = [
+    Layout(name, mesh)
+    for name, axes in NAMES.items()
+    if name in (names or NAMES)
+    and (experts or ('expert' not in axes and '/' not in name))
+    and (scanned or 'stage' not in axes)
+    for storage in (meshes(NAMES[name.partition('/')[2]]) if '/' in name else [None])
+    for mesh in meshes(axes, split_dense=name == 'ZeRO-3', storage=storage)
   ]
   if not layouts:
     raise UserError(
@@ -179,8 +190,11 @@ def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kin
   mesh.check((rows // parts,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
   program = config.program()
   state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
+  stored_by = mesh.stored
   stored = sum(
-    spec.size * spec.dtype.size // math.prod(map(mesh.size, mesh.stored_spec(spec.shape, spec.dims, name, spec.slot)))
+    spec.size
+    * spec.dtype.size
+    // math.prod(map(stored_by.size, stored_by.stored_spec(spec.shape, spec.dims, name, spec.slot)))
     for specs in state.values()
     for name, spec in specs.items()
   )

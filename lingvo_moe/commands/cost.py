@@ -217,7 +217,8 @@ def _policies(reports, title: str, markdown: bool = False) -> str:
   for policy, report in reports.items():
     again = sum(part.flops for part in report.phases['rematerialisation'].values()) / max(report.flops, 1)
     seconds = report.step_seconds_compiler or report.step_seconds_roofline
-    times = [f'{seconds:.4g}', _ms(report.seconds_of('rematerialisation'))] if timed else []
+    known = [f'{seconds:.4g}', _ms(report.seconds_of('rematerialisation'))] if report.fits else ['-'] * 2
+    times = known if timed else []
     row = [f'--set remat={policy}', *times, f'{again:.1%}', f'{report.memory_per_device.total / _GIB:.4g}']
     rows.append([*row, 'yes' if report.fits else 'no'])
   columns = 'flags', *(('s a step', 'ms recomputing') if timed else ()), 'of FLOPs', 'GiB a device', 'fits'

@@ -58,7 +58,7 @@ class Lowering:
 
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
     """Sharding of a weight or optimizer slot as it is stored between steps."""
-    mesh = self.mesh.storage or self.mesh
+    mesh = self.mesh.stored
     return self.sharding(mesh.stored_spec(spec.shape, spec.dims, name, spec.slot), mesh)
 
   def state(self) -> dict:
@@ -85,7 +85,8 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
   """Raises UserError, before anything is compiled, if the mesh does not divide the program's weights or groups."""
   specs = {**program.weight_specs, **program.slot_specs}
   for name, spec in specs.items():
-    mesh.stored_spec(spec.shape, spec.dims, name, spec.slot)
+    for each in {mesh, mesh.stored}:
+      each.stored_spec(spec.shape, spec.dims, name, spec.slot)
   if mesh.size(['stage']) > 1 and not any(spec.dims.startswith('L') for spec in specs.values()):
     raise UserError(
       f'mesh axis stage splits the layers of scanned stacks; saw --mesh={mesh} for a model without any: bind '

@@ -125,7 +125,7 @@ class SpmdRuntime(Runtime):
     Either runtime may make the next step. Programs are compiled once for each mesh, and a change of mesh between two
     steps moves no weights; each step gathers the parts that it needs.
     """
-    other = SpmdRuntime(self.program, dataclasses.replace(mesh, storage=self.mesh), self._lowering.devices)
+    other = SpmdRuntime(self.program, dataclasses.replace(mesh, storage=self.mesh.stored), self._lowering.devices)
     other._current = self._current
     return other
 

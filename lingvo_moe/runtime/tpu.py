@@ -258,7 +258,7 @@ class TpuRuntime(LocalRuntime):
       self._slots = self._sliced(self.program.slot_specs)
 
   def _sliced(self, specs: Mapping[str, WeightSpec]) -> dict[str, Sliced]:
-    split = lambda name, s: self.mesh.op_sharding(self.mesh.stored_spec(s.shape, s.dims, name, s.slot))
+    split = lambda name, s: self.mesh.stored.op_sharding(self.mesh.stored.stored_spec(s.shape, s.dims, name, s.slot))
     return {name: Sliced(name, spec, split(name, spec), self._cores.devices) for name, spec in specs.items()}
 
 

@@ -52,6 +52,12 @@ def test_all_layouts_of_eight_devices():
     '--mesh=expert:2,model:4',
     '--mesh=expert:4,model:2',
     '--mesh=data:2,expert:2,model:2',
+    '--mesh=expert:2,hidden:4',
+    '--mesh=expert:4,hidden:2',
+    '--mesh=data:2,expert:2,hidden:2',
+    '--mesh=data:8/expert:8',
+    '--mesh=data:8/expert:2,hidden:4',
+    '--mesh=data:8/expert:4,hidden:2',
   ]
   scanned = layouts.layouts(8, experts=True, scanned=True)
   assert flags_of(scanned[len(found) :]) == [

@@ -182,10 +182,42 @@ LAYOUTS = {
       ('all-reduce', 'expert'): (1, SPLIT_BYTES // 2 + BO_BYTES + GATE_BYTES + LOSS),
     },
   ),
+  # No token is sent: experts are gathered, forward for backward too, and their gradients summed. Nothing else is split.
+  'DP/EP': (
+    'data:8/expert:8',
+    False,
+    {
+      ('all-gather', 'data'): (2, EXPERT_BYTES),
+      ('all-reduce', 'data'): (1, DENSE_BYTES + GATE_BYTES + EXPERT_BYTES + LOSS),
+    },
+  ),
+  # All 8 devices have rows of their own. Of 2 experts a device has the slots of all groups, and half of the features:
+  # tokens and the gradients of outputs are gathered over `hidden`, outputs and the gradients of tokens summed.
+  'EP+ES': (
+    'expert:4,hidden:2',
+    False,
+    {
+      ('all-to-all', 'expert'): (4, 4 * SLOTS_BYTES // 8),
+      ('all-gather', 'hidden'): (2, 2 * SLOTS_BYTES // 4),
+      ('all-reduce', 'hidden'): (1, 2 * SLOTS_BYTES // 4),
+      ('all-reduce', 'expert,hidden'): (1, DENSE_BYTES + GATE_BYTES + LOSS),
+    },
+  ),
+  'EP+ES+DP': (
+    'data:2,expert:2,hidden:2',
+    False,
+    {
+      ('all-to-all', 'expert'): (4, 4 * SLOTS_BYTES // 8),
+      ('all-gather', 'hidden'): (4, 4 * SLOTS_BYTES // 4),  # both for the products and for the gradients of weights
+      ('all-reduce', 'hidden'): (1, 2 * SLOTS_BYTES // 4),
+      ('all-reduce', 'data'): (1, EXPERT_BYTES // 4),
+      ('all-reduce', 'data,expert,hidden'): (1, DENSE_BYTES + GATE_BYTES + LOSS),
+    },
+  ),
 }
 
 
-SLOW = ('DP+MP', 'EP+MP')  # in the fast tests, EP+MP+DP and an expert on several devices
+SLOW = ('DP+MP', 'EP+MP', 'EP+ES+DP')  # in the fast tests, EP+MP+DP and an expert on several devices
 
 
 @pytest.mark.parametrize(
@@ -216,6 +248,9 @@ def test_an_expert_may_be_on_several_devices():
   assert_equal_numbers(few, 'expert:4,model:2')
   held = compiled(few, 'expert:4,model:2').input_shardings[0][0]['moe/wi'].shard_shape((4, M, H))
   assert held == (1, M, H // 2)  # half of one expert
+  held = compiled(few, 'expert:4,hidden:2').input_shardings[0][0]
+  assert held['moe/wi'].shard_shape((4, M, H)) == (1, M, H // 2)
+  assert held['ffn/wi'].shard_shape((M, H)) == (M, H)  # hidden features of dense layers are whole
   held = compiled(MOE, 'data:2,expert:2,model:2').input_shardings[0][0]['moe/wi'].shard_shape((E, M, H))
   assert held == (4, M, H // 2)  # halves of four
 
@@ -354,5 +389,5 @@ def test_weights_are_stored_once_whatever_the_mesh_of_a_step():
 
 
 def test_meshes_that_share_weights_have_as_many_devices():
-  with pytest.raises(UserError, match='saw expert:4 of 4 devices for weights stored on data:2 of 2: use meshes of one'):
+  with pytest.raises(UserError, match='saw expert:4/data:2 of 4 and 2 devices: use meshes of one size'):
     dataclasses.replace(Mesh.parse('expert:4'), storage=Mesh.parse('data:2'))

@@ -248,12 +248,13 @@ WINDOWS = (
   Operator(
     'Convolution',
     'A.4, Figure 11',
-    'X; no padding',
+    'X; a kernel of 5, no padding',
     _conv(padding='VALID'),
-    _image(_even),
+    _image(_even, kernel=5),
     1,
-    {CP: 1},
-    note='a halo that grows with the number of the partition: the largest is sent, and what is not needed sliced off',
+    {CP: 2},
+    note='partition i of 4 needs i rows from the left and 3 - i from the right, as its result has 15 rows of 60: the '
+    'largest halos are sent, and what is not needed is sliced off',
   ),
   Operator(
     'Convolution', 'A.4', 'X, uneven', _conv(), _image(_uneven), 1, {CP: 2}, note='what is beyond the end is masked'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import random
 
 import pytest
 import tensorflow as tf
@@ -36,6 +37,26 @@ def test_a_partition_scales_as_the_paper_says(operator):
   communication = operator.communication.split(' ')[0]
   # Of the AllToAll, hops are what grows: the bytes of a device do not.
   assert growth('bytes') == ('O(1)' if 'AA' in operator.communication else communication)
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_halos_of_any_window_agree_with_one_device(seed):
+  rng = random.Random(seed)
+  # A result has another size than its image, so each partition needs other rows before and after its own.
+  window = {'strides': rng.choice([1, 1, 2, 3]), 'base': rng.choice([1, 1, 2, 3]), 'window': rng.choice([1, 1, 2])}
+  window['padding'] = rng.randint(0, 3), rng.randint(0, 3)
+  devices, short, kernel = rng.choice([2, 3, 4]), rng.randint(0, 3), rng.randint(1, 6)
+  operator = operators.Operator(
+    'Convolution',
+    'A.4',
+    f'{window}',
+    operators._dilated(**window),
+    operators._image(lambda d: 16 * d - short, kernel),
+    1,
+    {},
+    reference=operators._dilated_by_zeros(**window),
+  )
+  assert partitioned.measure(operator, devices).difference < 1e-6
 
 
 def test_collectives_are_counted_by_hand():
