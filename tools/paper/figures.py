@@ -172,7 +172,7 @@ class Figures:
       '## Figure 7: memory of a device',
       "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay "
       'constant with more experts and grow with layers, up to where activations are rematerialised (its 36 and 60 '
-      "layers; here too, by blocks). Split weights are the experts', and the dense ones too where they are split. "
+      "layers; here as Table 1 says). Split weights are the experts', and the dense ones too where they are split. "
       'Activations are the values that backward needs from forward; gradients are among the temporaries. The last '
       "columns have the share of the step, at the compiler's estimate, that recomputes values for backward; the "
       "paper's is of the cycles.",
