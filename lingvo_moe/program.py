@@ -4,8 +4,6 @@ A state is {'step': int64 scalar, 'weights': {name: tensor}, 'slots': {name/slot
 variable, opens a file or names a device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.tasks.vocab import Vocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
@@ -115,7 +115,7 @@ def trained(runtime):
   arrays = lambda: {name: np.array(value) for name, value in runtime.state()['weights'].items()}
   before = arrays()
   for seed in (1, 2):
-    runtime.train_step(random_batch(SMALL, seed))
+    runtime.train_step(TranslationTask(SMALL).random_batch(seed))
   return before, arrays()
 
 

@@ -23,7 +23,7 @@ from lingvo_moe.run import averaging, hub_export, importing
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.xla_sharding import Mesh
 
 pytestmark = pytest.mark.usefixtures('one_trace')
@@ -35,7 +35,7 @@ SCANNED = {'scan_layers': True, 'remat': 'block'}
 
 
 def tensors(seed):
-  return {name: tf.constant(ids) for name, ids in random_batch(BASE, seed).items()}
+  return {name: tf.constant(ids) for name, ids in TranslationTask(BASE).random_batch(seed).items()}
 
 
 def test_it_begins_as_its_base():
@@ -60,7 +60,7 @@ def trained(runtime):
   runtime.init()
   arrays = lambda: {name: np.array(value) for name, value in runtime.state()['weights'].items()}
   before = arrays()
-  return [runtime.train_step(random_batch(BASE, seed))['loss'] for seed in (1, 2, 3)], before, arrays()
+  return [runtime.train_step(TranslationTask(BASE).random_batch(seed))['loss'] for seed in (1, 2, 3)], before, arrays()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import tiny_config
 
 from lingvo_moe.core import prng, weights
 from lingvo_moe.tasks.lm.config import LmConfig, RecurrentConfig
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.tasks.task import task_of
 
 RATES = {'input_dropout': 0.5, 'residual_dropout': 0.5, 'expert_dropout': 0.5, 'expert_output_masking': 0.5}
@@ -30,7 +30,7 @@ def translation(gate):
   # Input; attention and its residual; a dense layer and its; of experts: tokens' keys twice, gate, experts, mask,
   # shared ones, residual.
   encoder = 1 + 2 * 2 + 2 + OF_GATE[gate] + 6
-  return config, random_batch(config), 2 * encoder + 2 * 2
+  return config, TranslationTask(config).random_batch(), 2 * encoder + 2 * 2
 
 
 def language(kind):

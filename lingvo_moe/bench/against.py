@@ -1,7 +1,5 @@
 """Comparison of benchmark results with those of an earlier run, which lingvo-moe bench --json has written."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

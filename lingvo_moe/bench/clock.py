@@ -1,7 +1,5 @@
 """Clock for all benchmarks: warm-up calls, then the median of timed ones, with the load from other processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import statistics

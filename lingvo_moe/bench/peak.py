@@ -1,7 +1,5 @@
 """python -m lingvo_moe.bench.peak: GFLOP/s of large float32 matrix products, an upper bound for a step's speed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

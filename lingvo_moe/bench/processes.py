@@ -1,7 +1,5 @@
 """Benchmarks in processes of their own: started in turn, their results read from a file of JSON lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

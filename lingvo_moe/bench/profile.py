@@ -1,7 +1,5 @@
 """Profile of a step on a CPU by part of the model, from TensorFlow's profiler and the layers' name scopes."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

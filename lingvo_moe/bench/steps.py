@@ -1,7 +1,5 @@
 """Benchmark of steps of a model on random ids: a train step, and beam search over a full batch or one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from lingvo_moe.analysis import flops

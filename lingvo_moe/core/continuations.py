@@ -60,12 +60,7 @@ class Request(NamedTuple):
 
 
 class Listeners:
-  """Listeners of the requests of a batch: they get text as it is drawn, and say which continuations go on.
-
-  Args:
-    requests: those of the batch.
-    decode: ids -> text.
-  """
+  """Listeners of the requests of a batch: they get text as it is drawn, and say which continuations go on."""
 
   def __init__(self, requests: Sequence[Request], decode: Callable[[Sequence[int]], str]) -> None:
     self._requests, self._decode = requests, decode

@@ -19,6 +19,7 @@ from lingvo_moe.core.translator import Answers, Hypothesis, Translator
 
 Texts = Iterable[str]
 Code = str | None  # of a language
+Yes, No = Literal[True], Literal[False]
 
 
 class PairScore(NamedTuple):
@@ -49,52 +50,25 @@ class TextModel(abc.ABC):
   def choose_target(self, requested: str | None, source: str | None = None) -> Languages:
     """Languages for `answer`, given those requested; UserError names the languages there are."""
 
-  @abc.abstractmethod
   def pairs(self) -> list[tuple[str, str]]:
     """(source, target) languages of the model, sorted; empty where none is known."""
+    return []
 
   @overload
   def translate(
-    self,
-    sentences: Texts,
-    target: Code = None,
-    n_best: None = None,
-    scores: Literal[False] = False,
-    source: Code = None,
-    **asked: Any,
+    self, sentences: Texts, target: Code = None, n_best: None = None, scores: No = False, source: Code = None, **asked
   ) -> list[str]: ...
   @overload
   def translate(
-    self,
-    sentences: Texts,
-    target: Code = None,
-    n_best: None = None,
-    *,
-    scores: Literal[True],
-    source: Code = None,
-    **asked: Any,
+    self, sentences: Texts, target: Code = None, n_best: None = None, *, scores: Yes, source: Code = None, **asked
   ) -> list[Hypothesis]: ...
   @overload
   def translate(
-    self,
-    sentences: Texts,
-    target: Code = None,
-    *,
-    n_best: int,
-    scores: Literal[False] = False,
-    source: Code = None,
-    **asked: Any,
+    self, sentences: Texts, target: Code = None, *, n_best: int, scores: No = False, source: Code = None, **asked
   ) -> list[list[str]]: ...
   @overload
   def translate(
-    self,
-    sentences: Texts,
-    target: Code = None,
-    *,
-    n_best: int,
-    scores: Literal[True],
-    source: Code = None,
-    **asked: Any,
+    self, sentences: Texts, target: Code = None, *, n_best: int, scores: Yes, source: Code = None, **asked
   ) -> list[list[Hypothesis]]: ...
 
   def translate(self, sentences, target=None, n_best=None, scores=False, source=None, **asked):
@@ -148,21 +122,13 @@ class TextModel(abc.ABC):
     return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
 
   @overload
-  def generate(
-    self, prompts: Texts, n_best: None = None, scores: Literal[False] = False, **sampling: float
-  ) -> list[str]: ...
+  def generate(self, prompts: Texts, n_best: None = None, scores: No = False, **sampling: float) -> list[str]: ...
   @overload
-  def generate(
-    self, prompts: Texts, n_best: None = None, *, scores: Literal[True], **sampling: float
-  ) -> list[Hypothesis]: ...
+  def generate(self, prompts: Texts, n_best: None = None, *, scores: Yes, **sampling: float) -> list[Hypothesis]: ...
   @overload
-  def generate(
-    self, prompts: Texts, *, n_best: int, scores: Literal[False] = False, **sampling: float
-  ) -> list[list[str]]: ...
+  def generate(self, prompts: Texts, *, n_best: int, scores: No = False, **sampling: float) -> list[list[str]]: ...
   @overload
-  def generate(
-    self, prompts: Texts, *, n_best: int, scores: Literal[True], **sampling: float
-  ) -> list[list[Hypothesis]]: ...
+  def generate(self, prompts: Texts, *, n_best: int, scores: Yes, **sampling: float) -> list[list[Hypothesis]]: ...
 
   def generate(self, prompts, n_best=None, scores=False, **sampling):
     """Continues prompts by a language model, as `search`, `top_p` and other values for decoding say.

@@ -4,8 +4,6 @@ What a file is, its first bytes say, whatever its name. A byte order mark of UTF
 left out.
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import contextlib

@@ -4,8 +4,6 @@ Each may be packed (corpora/packed.py), and may be a pipe, which is copied to a 
 line break within a side of a pair becomes a space.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import itertools

@@ -11,8 +11,6 @@ and `x.de.gz` both exist, the first is read. The ending may also be .xz or .bz2.
 dropped) and are UTF-8.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import fnmatch

@@ -16,8 +16,6 @@ Files are read twice and never held: a line takes some 50 bytes of memory, in ar
 of 10 million sentences get the same hash, and one is lost, in one of 300,000 corpora.
 """
 
-from __future__ import annotations
-
 import array
 import dataclasses
 import enum

@@ -9,8 +9,6 @@ of each is exact to one draw. Draw j of a language is line permute(j mod n) of i
 keyed permutation that is computed and not stored, so no memory grows with the corpus.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from collections.abc import Sequence

@@ -36,9 +36,6 @@ class LanguageModel(ExportedModel):
   def choose_target(self, requested: str | None, source: str | None = None) -> language_tags.Languages:
     return language_tags.choose_target(None, requested, source)
 
-  def pairs(self) -> list[tuple[str, str]]:
-    return []
-
   def configured(self, name: str) -> Any:
     return self.settings[name]
 

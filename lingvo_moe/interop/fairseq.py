@@ -1,7 +1,5 @@
 """Names of tensors that the families of fairseq share: Marian, M2M100 and NLLB-200."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Families of public checkpoints: a file here and a line in this table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any

@@ -4,8 +4,6 @@ Weights may also be in files of torch.save, where torch is installed. Nothing in
 when it is asked for, so a folder may be larger than memory.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

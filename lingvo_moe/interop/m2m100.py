@@ -1,7 +1,5 @@
 """M2M100 (arXiv 2010.11125), NLLB-200 (arXiv 2207.04672), and NLLB-MoE, which has experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

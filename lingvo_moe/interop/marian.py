@@ -1,7 +1,5 @@
 """Marian models and OPUS-MT (Helsinki-NLP/opus-mt-*): Transformers with normalisation last, as of 2017."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

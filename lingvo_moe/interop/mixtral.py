@@ -1,7 +1,5 @@
 """Mixtral (arXiv 2401.04088): a language model whose every layer has SwiGLU experts, of which a token visits two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

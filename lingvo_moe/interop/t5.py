@@ -1,7 +1,5 @@
 """T5, T5 v1.1 and mT5 (arXiv 1910.10683, 2010.11934), and Switch Transformers (arXiv 2101.03961)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of a family: which tensor there is which weight here, and how one becomes the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

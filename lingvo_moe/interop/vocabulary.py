@@ -4,8 +4,6 @@ Here the special symbols are 0 to 3 (pad, bos, eos, unk), and all others follow 
 symbol that text is never encoded to is an unused piece, a language a tag.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

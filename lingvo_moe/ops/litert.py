@@ -4,8 +4,6 @@ Two threads of a Xeon, bench-S and Transformer Base: a step that copies its cach
 keys and values 39 ms. A product with a constant matrix is FULLY_CONNECTED, whose weights are packed once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

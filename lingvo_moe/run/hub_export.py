@@ -1,7 +1,5 @@
 """Export of weights as safetensors: of an imported model in the folder's form that it came in, of any by our names."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

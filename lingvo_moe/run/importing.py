@@ -4,8 +4,6 @@ The run has the configuration, the vocabularies and one checkpoint, of step 0, a
 imported.json, and the configuration and the tokeniser's files of the folder in original/.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """First state of a run: its own last checkpoint, or weights of another run (--init_from)."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence

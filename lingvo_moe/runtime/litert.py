@@ -4,8 +4,6 @@ A graph with experts is cut before and after each layer of them, as each expert 
 it. Its parts, stages, are files, and so are the experts of a layer; engine/stages.py runs them.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence

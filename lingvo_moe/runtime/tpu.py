@@ -14,8 +14,6 @@ expand an iota first; earlier ones distribute nothing. Annotations within the pr
 elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ The decoder's cache holds all hypotheses of a beam interleaved in one sequence, 
 Axes: `W` hypotheses of a beam (or of the result), `U` flat positions, `J` candidates among which the best are chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

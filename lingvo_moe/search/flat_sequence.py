@@ -10,8 +10,6 @@ static, these positions are dropped every few steps, by one gather of the positi
 the steps that follow: attention then covers few unused positions, and memory grows only as needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

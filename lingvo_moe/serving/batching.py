@@ -1,7 +1,5 @@
 """Dynamic batching: a thread that computes lines of concurrent requests together."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

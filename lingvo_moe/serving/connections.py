@@ -1,7 +1,5 @@
 """Connections of a server: a bound on their number and on the time that one waits for its client."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """Metrics of a server, in Prometheus' text form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import prometheus_client as prometheus

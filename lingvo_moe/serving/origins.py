@@ -1,7 +1,5 @@
 """Hosts and origins that a server answers: pages of other origins cannot use it, unless they are named (CORS)."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import urllib.parse

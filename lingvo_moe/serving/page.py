@@ -1,7 +1,5 @@
 """Page to try a server in a browser: page.html with page.css and page.js in it, and nothing from elsewhere."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.resources

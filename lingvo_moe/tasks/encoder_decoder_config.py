@@ -13,10 +13,7 @@ from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TransformerConfig):
-  """Encoder-decoder: stacks and positions.
-
-  A subclass has `model()`.
-  """
+  """Encoder-decoder: stacks and positions."""
 
   encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
   decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
@@ -36,7 +33,6 @@ class EncoderDecoderConfig(TransformerConfig):
 
   @property
   def causal_experts(self) -> bool:
-    """Whether the decoder has experts."""
     return bool(self.num_experts) and self.experts_in != 'encoder'
 
   def _check_combinations(self) -> None:

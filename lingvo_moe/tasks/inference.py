@@ -84,7 +84,6 @@ def search(
     cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, width))
     step = lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache)
     shared = {
-      **SYMBOLS,
       'max_steps': max_steps,
       'max_lengths_B': limits_of(batch),
       'first_B': tf.fill([rows], config.begin_id),
@@ -93,22 +92,27 @@ def search(
     }
     if 'keys' in batch:
       key_BW = tf.ensure_shape(batch['keys'], [None, width])
-      return sampling.sample(step, cache, sampling.Sampler.of_rows(batch), key_BW=key_BW, **shared)
-    return beam_search.beam_search(
-      step,
-      cache,
-      batch_size=rows,
-      beam_size=width,
-      vocab_size=model.target_embedding.vocab_size,
-      length_norm_alpha=config.length_norm_alpha,
-      length_norm_k=config.length_norm_k,
-      n_best=n_best,
-      min_length=min_length,
-      constraints=Constraints(**of_all, terms_BCK=batch['terms_BCK']) if of_all else None,
-      **shared,
-    )
+      return sampling.sample(step, cache, sampling.Sampler.of_rows(batch), key_BW=key_BW, **SYMBOLS, **shared)
+    constraints = Constraints(**of_all, terms_BCK=batch['terms_BCK']) if of_all else None
+    return beam(step, cache, model, config, rows, n_best, min_length=min_length, constraints=constraints, **shared)
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
+
+
+def beam(step, cache, model, config, rows, n_best: int, **arguments) -> beam_search.Hypotheses:
+  """Beam search for so many rows with the values of a configuration; `arguments` are further ones of beam_search."""
+  return beam_search.beam_search(
+    step,
+    cache,
+    batch_size=rows,
+    beam_size=config.beam_size,
+    vocab_size=model.target_embedding.vocab_size,
+    length_norm_alpha=config.length_norm_alpha,
+    length_norm_k=config.length_norm_k,
+    n_best=n_best,
+    **SYMBOLS,
+    **arguments,
+  )
 
 
 def programs(batch: task.Batch, dev_batch: task.Batch, config: AnswerConfig) -> dict[str, task.InferenceProgram]:

@@ -1,7 +1,5 @@
 """Training of a SentencePiece vocabulary on lines: unigram pieces, bytes for rare characters, fixed special ids."""
 
-from __future__ import annotations
-
 import collections
 import io
 import os

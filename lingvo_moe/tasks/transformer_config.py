@@ -25,10 +25,7 @@ from lingvo_moe.tasks.model_config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
-  """Transformer: attention and stacks.
-
-  A subclass has `model()`.
-  """
+  """Transformer: attention and stacks."""
 
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)

@@ -15,7 +15,7 @@ from lingvo_moe import machine
 from lingvo_moe.analysis import parity
 from lingvo_moe.core import registry
 from lingvo_moe.machine import RuntimeOptions
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 
 pytest.importorskip('jax')
 
@@ -178,7 +178,7 @@ def evaluated(model, runtime_of):
   program = config.program()
   runtime = runtime_of(program)
   runtime.init()
-  batch = random_batch(config, full=False)
+  batch = TranslationTask(config).random_batch(full=False)
   metrics = runtime.function(program.eval_step)(batch)
   scores = runtime.function(lambda weights, batch: program.model.score(program.theta(weights), batch))(batch)
   return metrics['xent'], [float(stats.rounds) for stats in metrics['routing'].values()], scores

@@ -22,7 +22,7 @@ from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging, checkpoint, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
@@ -130,7 +130,7 @@ def test_the_moving_average_is_that_of_the_weights_of_all_steps_also_after_an_in
       run.checkpoints().save(WholeState(runtime.state()))
       runtime = LocalRuntime(config.program())
       warm_start.resume(runtime, run.checkpoints(), 2)
-    runtime.train_step(random_batch(config, step))
+    runtime.train_step(TranslationTask(config).random_batch(step))
     seen.append({name: np.array(value) for name, value in runtime.state()['weights'].items()})
   run.checkpoints().save(WholeState(runtime.state()))
 

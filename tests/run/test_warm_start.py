@@ -15,7 +15,7 @@ from whole_state import WholeState
 from lingvo_moe.run import checkpoint, importing, process_group, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.tasks.task import Task, task_of
 
 MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)
@@ -25,7 +25,7 @@ SCANNED = {'scan_layers': True, 'remat': 'block'}
 
 def loss_of(runtime):
   """Loss of a batch by the weights of a runtime; it is computed once, sooner than it is traced."""
-  batch = {name: tf.constant(ids) for name, ids in random_batch(MOE, 3).items()}
+  batch = {name: tf.constant(ids) for name, ids in TranslationTask(MOE).random_batch(3).items()}
   return float(runtime.program.eval_step(runtime.state()['weights'], batch)['loss'])
 
 
@@ -64,7 +64,8 @@ def test_an_imported_model_of_copied_experts_computes_what_it_did(tmp_path):
   _, config = run.load()
   moe = dataclasses.replace(config, num_experts=8, expert='swish', expert_bias=True)
   batch = {
-    name: tf.constant(ids) for name, ids in random_batch(dataclasses.replace(config, batch_tokens=1024), 3).items()
+    name: tf.constant(ids)
+    for name, ids in TranslationTask(dataclasses.replace(config, batch_tokens=1024)).random_batch(3).items()
   }
   logits = []
   for one in (config, moe):

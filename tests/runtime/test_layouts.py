@@ -23,7 +23,7 @@ from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
@@ -330,7 +330,7 @@ def runtime_on(mesh, split_dense=False):
 
 
 def losses_of(runtime, seeds):
-  return [float(runtime.train_step(random_batch(MODEL, seed, full=False))['loss']) for seed in seeds]
+  return [float(runtime.train_step(TranslationTask(MODEL).random_batch(seed, full=False))['loss']) for seed in seeds]
 
 
 @functools.cache

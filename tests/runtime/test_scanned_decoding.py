@@ -12,7 +12,7 @@ from lingvo_moe import machine
 from lingvo_moe.core import registry
 from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 
 pytestmark = pytest.mark.compiled
 
@@ -34,7 +34,7 @@ def hypotheses(mesh, scan, period=2):
   options = RuntimeOptions('spmd', mesh) if mesh else machine.LOCAL
   program, runtime = config.program(), machine.connect(options).make_runtime(config.program())
   runtime.init()  # to the same values, scanned or not
-  batch = random_batch(config, seed=1, full=False)
+  batch = TranslationTask(config).random_batch(seed=1, full=False)
   batch = {name: batch[name] for name in ('src_ids', 'src_segments', 'src_positions')}
   batch['src_segments'][3] = 0  # a row without a source
   search = runtime.function(lambda w, batch: inference.search(program.model, program.theta(w), batch, config, n_best=2))

@@ -16,7 +16,7 @@ from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
@@ -71,7 +71,7 @@ def test_no_device_holds_more_than_the_rules_give_it(mesh, split_dense, expert_p
 
 def test_an_update_that_is_split_has_equal_numbers_and_resumes_either_way(tmp_path):
   config = dataclasses.replace(CONFIG, optimizer='adafactor', schedule='constant', learning_rate=0.01, clip_norm=1.0)
-  batches = [random_batch(config, seed, full=False) for seed in range(3)]
+  batches = [TranslationTask(config).random_batch(seed, full=False) for seed in range(3)]
   whole, split = runtime_on('data:2', config), runtime_on('data:2', config, split_update=True)
   losses = {}
   for one, other in ((whole, split), (split, whole)):
@@ -107,7 +107,7 @@ def test_initial_values_are_those_of_the_local_runtime():
 
 
 def test_a_checkpoint_goes_on_anywhere(tmp_path):
-  batches = [random_batch(CONFIG, seed, full=False) for seed in range(4)]
+  batches = [TranslationTask(CONFIG).random_batch(seed, full=False) for seed in range(4)]
   whole = runtime_on('expert:4')
   whole.init()
   metrics = [whole.train_step(batch) for batch in batches]
@@ -137,7 +137,7 @@ def test_a_checkpoint_goes_on_anywhere(tmp_path):
 
 
 def test_choices_by_pair_are_those_of_the_whole_batch():
-  batch = random_batch(CONFIG, full=False)
+  batch = TranslationTask(CONFIG).random_batch(full=False)
   rows = next(iter(batch.values())).shape[0]
   batch['pairs'] = np.eye(3, dtype=np.int32)[np.arange(rows) % 3]
   there, here = runtime_on('data:2,expert:2'), LocalRuntime(CONFIG.program())
@@ -202,7 +202,7 @@ def test_a_split_and_an_assignment_pad_a_size_that_they_do_not_divide(annotate):
 def test_a_placement_changes_devices_and_no_number():
   options = RuntimeOptions('spmd', 'data:2,expert:2', topology='v5e:2x2', placement='expert:2x1')
   placed, plain = machine.connect(options).make_runtime(CONFIG.program()), runtime_on('data:2,expert:2')
-  batch = random_batch(CONFIG, 0, full=False)
+  batch = TranslationTask(CONFIG).random_batch(0, full=False)
   losses, devices = [], []
   for runtime in placed, plain:
     runtime.init()

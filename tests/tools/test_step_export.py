@@ -15,7 +15,7 @@ from lingvo_moe import machine
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.machine import RuntimeOptions
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 
@@ -63,7 +63,7 @@ def losses(said):
 @pytest.fixture(scope='module')
 def expected():
   runtime = one_device()
-  return [float(runtime.train_step(random_batch(CONFIG))['loss']) for _ in range(STEPS)]
+  return [float(runtime.train_step(TranslationTask(CONFIG).random_batch())['loss']) for _ in range(STEPS)]
 
 
 @pytest.fixture(scope='module')
@@ -71,7 +71,9 @@ def folder(tmp_path_factory):
   """Folder of the exported train step on a mesh."""
   folder = tmp_path_factory.mktemp('exported')
   mesh = Mesh.parse('data:2,expert:2')
-  step_export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG), TOKEN_COUNTS)
+  step_export.save(
+    str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, TranslationTask(CONFIG).random_batch(), TOKEN_COUNTS
+  )
   return folder
 
 
@@ -104,7 +106,7 @@ def test_the_command_exports_a_language_model(tmp_path):
 
 
 def test_an_evaluation_step_leaves_the_state_as_it_is(tmp_path):
-  runtime, batch = one_device(), random_batch(CONFIG)
+  runtime, batch = one_device(), TranslationTask(CONFIG).random_batch()
   step_export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, TOKEN_COUNTS, 'eval')
   loss = float(runtime.eval_step(batch)['loss'])
   done = run(tmp_path, '2')
@@ -131,7 +133,7 @@ def test_mistakes_are_told(tmp_path):
     'mt.cldr.Tiny',
     CONFIG.program(),
     Mesh.parse(mesh),
-    random_batch(CONFIG),
+    TranslationTask(CONFIG).random_batch(),
     TOKEN_COUNTS,
     kind,
   )

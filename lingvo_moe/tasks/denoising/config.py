@@ -64,6 +64,5 @@ class DenoisingConfig(EncoderDecoderConfig, PlainTextConfig):
     return tf.where(tf.reduce_any(src_segments_BT > 0, axis=1), self.longest_answer, 0)
 
   def model(self) -> EncoderDecoder:
-    """The model that these values describe."""
     embedding = self.embedding((self.vocab_size or 8000) + self.sentinels)
     return self.encoder_decoder(None, embedding, subset='file')

@@ -76,7 +76,6 @@ class LmConfig(TransformerConfig, LanguageConfig):
     self.attention()  # refuses heads that do not divide
 
   def model(self) -> LanguageModel:
-    """The model that these values describe."""
     embedding = self.embedding(self.vocab_size or 8000)
     own = None if self.tied_output else embedding
     return self.make(
@@ -97,7 +96,6 @@ class RecurrentConfig(LanguageConfig):
   lstm_dim: int = field(0, 'Units of both LSTMs, projected to model_dim features; 0: model_dim.', at_least=0)
 
   def model(self) -> LanguageModel:
-    """The model that these values describe."""
     embedding = Embedding(self.vocab_size or 8000, self.model_dim)
     lstm = Lstm(self.model_dim, self.lstm_dim)
     ffn = FeedForward(self.model_dim, self.ff_dim, bias=False)

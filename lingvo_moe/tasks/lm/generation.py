@@ -93,7 +93,6 @@ def generate(
     watch_rows = lambda symbols_BW: watched(batch['rows'], symbols_BW)
     rows, length = sizes(batch['ids'])
     shared = {
-      **inference.SYMBOLS,
       'first_B': batch['last'],
       'max_steps': max_steps,
       'max_lengths_B': batch['limits'],
@@ -101,17 +100,7 @@ def generate(
       'prefix_BU': tf.cast(tf.range(length)[tf.newaxis] < lengths_B[:, tf.newaxis], tf.float32),
     }
     if config.search == 'beam':
-      return beam_search.beam_search(
-        step,
-        cache,
-        batch_size=rows,
-        beam_size=width,
-        vocab_size=model.target_embedding.vocab_size,
-        length_norm_alpha=config.length_norm_alpha,
-        length_norm_k=config.length_norm_k,
-        n_best=n_best,
-        **shared,
-      )
+      return inference.beam(step, cache, model, config, rows, n_best, **shared)
     if 'keys' in batch:
       sampler = sampling.Sampler.of_rows(batch)
       key_BW = tf.ensure_shape(batch['keys'], [None, width])
@@ -120,6 +109,7 @@ def generate(
       sampler = sampling.Sampler(temperature, config.top_k, config.top_p)
       key_B = prng.fold(prng.key(config.sample_seed, 'sample'), batch['numbers'])
       key_BW = prng.fold(key_B[:, tf.newaxis], tf.range(width)[tf.newaxis])
+    shared |= inference.SYMBOLS
     return sampling.sample(step, cache, sampler, key_BW=key_BW, watch=watch and watch_rows, **shared)
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))

@@ -1,12 +1,11 @@
 """Token caches of language pairs: both sides, tokenised once, and keys of sentences; see tasks/token_cache.py."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,8 +13,14 @@ import tensorflow as tf
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.token_cache import Entry, TokenCache, folders_of, open_entries
 from lingvo_moe.tasks.vocab import Vocab
+
+# In place of vocabularies: ids are the two halves of a hash of a sentence's text.key; or the source pieces, from 1, of
+# target pieces, 0 for none.
+_KEYS = types.SimpleNamespace(size=1 << 31, fingerprint='hashes of keys, 1')
+_POINTS = types.SimpleNamespace(size=1 << 31, fingerprint='alignments, 1')
 
 
 def open_pairs(
@@ -34,16 +39,9 @@ def open_pairs(
   return sides
 
 
-class _Keys:
-  """Keys in place of a vocabulary: a sentence's ids are the two halves of a hash of its text.key."""
-
-  size = 1 << 31
-  fingerprint = 'hashes of keys, 1'
-
-
 def _key_entries(pairs: Sequence[parallel.Pair]) -> list[Entry]:
   """Entries of hashes of the keys of sources, then of targets; see open_keys."""
-  return _entries(pairs, [_Keys()] * 2, [_hashed] * 2, '.keys')
+  return _entries(pairs, [_KEYS] * 2, [functools.partial(_by_line, _hashed)] * 2, '.keys')
 
 
 def digest_of_keys(pairs: Sequence[parallel.Pair], cache_dir: str) -> str:
@@ -59,30 +57,22 @@ def open_keys(
   return list(zip(caches[: len(pairs)], caches[len(pairs) :], strict=True))
 
 
-class _Points:
-  """Alignments in place of a vocabulary: ids are the source pieces, from 1, of target pieces; 0: none."""
-
-  size = 1 << 31
-  fingerprint = 'alignments, 1'
-
-
 def open_alignments(pairs: Sequence[parallel.Pair], folder: str, cache_dir: str, *, quiet: bool) -> list[TokenCache]:
   """Opens the alignments of every pair's corpus: for each line the source piece, from 1, of each target piece."""
-  entries = []
+  entries, tokenise = [], functools.partial(_by_line, lambda lines: batches.flat(list(map(_sources, lines))))
   for pair in pairs:
     name = f'{pair.name}.{pair.split}.align'
     if not files.isfile(path := os.path.join(folder, name)):
       raise UserError(f'guided_by is a folder with alignments of each corpus; {path} is missing: add it')
-    entries.append(Entry(name, [path], _Points(), _aligned))
+    entries.append(Entry(name, [path], _POINTS, tokenise))
   return open_entries(entries, cache_dir, quiet=quiet)
 
 
-def _aligned(parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
-  """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each part."""
+def _by_line(convert: Callable, parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+  """Yields convert(lines), (ids, lengths), of some thousands at a time, and an empty pair at the end of each part."""
   for part in parts:
     for batch in part.batches(progress):
-      rows = [_sources(line.decode('utf-8')) for line in batch]
-      yield np.concatenate([np.zeros(0, np.int32), *rows]).astype(np.int32), np.array(list(map(len, rows)), np.int64)
+      yield convert([line.decode('utf-8') for line in batch])
     yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
@@ -104,14 +94,11 @@ def _entries(pairs, vocabs, tokenise, suffix: str = '') -> list[Entry]:
   ]
 
 
-def _hashed(parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
-  """Yields (hashes, 2s) of some thousands of lines at a time, and an empty pair at the end of each part."""
-  for part in parts:
-    for batch in part.batches(progress):
-      keys = (text.key(line.decode('utf-8')).encode() for line in batch)
-      hashes = b''.join(hashlib.blake2b(key, digest_size=8).digest() if key else bytes(8) for key in keys)
-      yield np.frombuffer(hashes, np.int32), np.full(len(batch), 2)
-    yield np.zeros(0, np.int32), np.zeros(0, np.int64)
+def _hashed(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+  """(hashes, 2s) of lines."""
+  keys = (text.key(line).encode() for line in lines)
+  hashes = b''.join(hashlib.blake2b(key, digest_size=8).digest() if key else bytes(8) for key in keys)
+  return np.frombuffer(hashes, np.int32), np.full(len(lines), 2)
 
 
 def _tokenised(vocab: Vocab, parts: Iterator[text.Part], progress: text.Progress) -> Iterator:

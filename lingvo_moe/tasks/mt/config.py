@@ -287,7 +287,6 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
     return tf.where(length_B > 0, limit_B, 0)
 
   def model(self) -> EncoderDecoder:
-    """The model that these values describe."""
     source = self.embedding(self.source_vocab_size)
     if self.shared_vocab:
       return self.encoder_decoder(None, source, given=int(self.tags_both))

@@ -1,7 +1,5 @@
 """Decoding: translations of sentences, by the encoder and flat beam search over the decoder; scores and routing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

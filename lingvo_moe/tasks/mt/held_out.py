@@ -255,7 +255,6 @@ class ScoreJob(_PairsJob):
     return task.Outcome(lines, scalars, {'pairs': pairs, 'all': everything})
 
   def report(self, summary: Mapping) -> str:
-    """The summary for people."""
     pairs, total = summary['pairs'], summary['all']
     return metrics.table('pair', {name: pairs[name] for name in sorted(pairs)}, self._columns) + (
       f'\ncross-entropy {total["cross_entropy"]:.4f} nats a target token over {plural(len(pairs), "pair")} '

@@ -7,8 +7,6 @@ Evaluation adds 'pairs' [B, P], which is 1 at the language pair of a row and 0 e
 for losses by pair.
 """
 
-from __future__ import annotations
-
 import bisect
 import collections
 import contextlib

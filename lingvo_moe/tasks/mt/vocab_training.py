@@ -1,7 +1,5 @@
 """Training of SentencePiece vocabularies on parallel corpora, with languages mixed as in training."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import re

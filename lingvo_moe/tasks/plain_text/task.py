@@ -130,7 +130,6 @@ class PerplexityJob(task.HeldOutJob):
     )
 
   def report(self, summary: Mapping[str, Any]) -> str:
-    """The summary for people."""
     rows = {**summary['files'], **({'all': summary['all']} if len(summary['files']) > 1 else {})}
     lines = [metrics.table('file', rows, self.columns)]
     for number, sample in enumerate(summary['samples'], start=1):

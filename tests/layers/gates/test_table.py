@@ -23,7 +23,7 @@ from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 from lingvo_moe.run import pruning
 from lingvo_moe.tasks import sizes
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.mt.task import TranslationTask
 
 OPTIONS = types.SimpleNamespace(
   choices=3,
@@ -105,7 +105,7 @@ def test_a_model_learns_with_a_gate_of_ones_own(nearest):
   config = nearest()
   assert config.moe_gate == Nearest(2.0)
   program = config.program()
-  batch = {name: tf.constant(ids) for name, ids in random_batch(config).items()}
+  batch = {name: tf.constant(ids) for name, ids in TranslationTask(config).random_batch().items()}
   begin = program.init()
   state, metrics = program.train_step(begin, batch)
   assert np.isfinite(metrics['loss'])
