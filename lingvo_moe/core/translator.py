@@ -45,17 +45,11 @@ class Scored(NamedTuple):
 
 
 class Translator:
-  """Text to text, with one set of weights: translations, continuations, or spans filled in.
+  """Text to text, with one set of weights: translations, continuations, or spans filled in."""
 
-  Attributes:
-    n_best: hypotheses of each text.
-    able: names of what may be asked, fields of a TranslationRequest.
-    unable: why other things may not.
-  """
-
-  n_best: int
-  able: ClassVar[tuple[str, ...]] = ()
-  unable: ClassVar[str] = 'only models of translation do it'
+  n_best: int  # hypotheses of each text
+  able: ClassVar[tuple[str, ...]] = ()  # names of what may be asked, fields of a TranslationRequest
+  unable: ClassVar[str] = 'only models of translation do it'  # why other things may not
 
   def check(self, request: TranslationRequest) -> None:
     """Raises UserError where something is asked that this translator does not do."""

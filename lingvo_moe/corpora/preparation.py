@@ -68,30 +68,21 @@ class Outcome(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """Rules for keeping and holding out lines.
+  """Rules for keeping and holding out lines."""
 
-  Attributes:
-    dev: pairs of dev; None: 1000, or a tenth of those that are fit to keep if that is less.
-    test: pairs of test, likewise.
-    max_chars: most characters of a line.
-    max_ratio: most that a side may be longer than the other makes expect.
-    language_id: whether lines that are surely in another language are dropped; None: where py3langid is installed and
-      the files have at most 100 MB.
-    near_duplicates: similarity from which on most pairs that resemble an earlier one are dropped; 0: none are.
-    max_partners: other sides that a sentence of over 20 characters may go with; None: 20, or one for 100,000 lines.
-    seed: seed of the choice of dev and test.
-    corpus: prefix of the files of train. Another one than train has no dev and test of its own.
-  """
-
-  dev: int | None = None
-  test: int | None = None
-  max_chars: int = 1000
-  max_ratio: float = 3.0
+  dev: int | None = None  # pairs of dev; None: 1000, or a tenth of those that are fit to keep if that is less
+  test: int | None = None  # pairs of test, likewise
+  max_chars: int = 1000  # most characters of a line
+  max_ratio: float = 3.0  # most that a side may be longer than the other makes expect
+  # whether lines that are surely in another language are dropped; None: where py3langid is installed and the files
+  # have at most 100 MB
   language_id: bool | None = None
+  # similarity from which on most pairs that resemble an earlier one are dropped; 0: none are
   near_duplicates: float = 0.0
+  # other sides that a sentence of over 20 characters may go with; None: 20, or one for 100,000 lines
   max_partners: int | None = None
-  seed: int = 1
-  corpus: str = 'train'
+  seed: int = 1  # seed of the choice of dev and test
+  corpus: str = 'train'  # prefix of the files of train. Another one than train has no dev and test of its own.
 
   @property
   def prefixes(self) -> tuple[str, ...]:
@@ -101,19 +92,12 @@ class Rules:
 
 @dataclasses.dataclass(frozen=True)
 class Decisions:
-  """Result of `examine`.
+  """Result of `examine`."""
 
-  Attributes:
-    outcomes: Outcome of every line, uint8.
-    first_not_utf8: 'line 17 of a.de' of the first line of each file that is not UTF-8.
-    copies: pairs fit to keep whose target is their source.
-    identified: whether languages were identified.
-  """
-
-  outcomes: np.ndarray
-  first_not_utf8: tuple[str, ...]
-  copies: int = 0
-  identified: bool = False
+  outcomes: np.ndarray  # Outcome of every line, uint8
+  first_not_utf8: tuple[str, ...]  # 'line 17 of a.de' of the first line of each file that is not UTF-8
+  copies: int = 0  # pairs fit to keep whose target is their source
+  identified: bool = False  # whether languages were identified
 
   def count(self, *outcomes: Outcome) -> int:
     """Number of lines with one of some outcomes."""

@@ -25,24 +25,16 @@ def _names(text: str) -> frozenset[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Markup:
-  """Kind of markup. A token that is neither inline nor void ends a paragraph.
+  """Kind of markup. A token that is neither inline nor void ends a paragraph."""
 
-  Attributes:
-    token: matches what is no text. Groups: `note`, inline without text; `run`, the begin of a run with its properties;
-      `name` of a tag, `close` of an end tag, `empty` of a tag without an end.
-    inline: names of elements within paragraphs.
-    void: names of inline tags without an end.
-    holders: names of the elements whose own text is translated; none: of all.
-    escaped: whether text has entities.
-    lines: whether a translation has as many lines as its source.
-  """
-
+  # matches what is no text. Groups: `note`, inline without text; `run`, the begin of a run with its properties;
+  # `name` of a tag, `close` of an end tag, `empty` of a tag without an end.
   token: re.Pattern[str]
-  inline: frozenset[str]
-  void: frozenset[str] = frozenset()
-  holders: frozenset[str] = frozenset()
-  escaped: bool = True
-  lines: bool = False
+  inline: frozenset[str]  # names of elements within paragraphs
+  void: frozenset[str] = frozenset()  # names of inline tags without an end
+  holders: frozenset[str] = frozenset()  # names of the elements whose own text is translated; none: of all
+  escaped: bool = True  # whether text has entities
+  lines: bool = False  # whether a translation has as many lines as its source
 
 
 _INLINE = _names(

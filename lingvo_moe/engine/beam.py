@@ -48,25 +48,15 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass
 class Beam:
-  """Live and finished hypotheses of some rows.
+  """Live and finished hypotheses of some rows."""
 
-  Attributes:
-    max_lengths_B: the largest |Y| of each row, counting eos; 0 in a row without a source.
-    last_BW: last symbol of each live hypothesis.
-    ids_BWT: symbols so far of each live hypothesis.
-    log_probs_BW: -inf where there is no live hypothesis.
-    found: finished hypotheses.
-    constraints: what hypotheses must and must not have; None: nothing.
-    progress: how far the live ones are.
-  """
-
-  max_lengths_B: np.ndarray
-  last_BW: np.ndarray
-  ids_BWT: np.ndarray
-  log_probs_BW: np.ndarray
-  found: Found
-  constraints: Constraints | None = None
-  progress: Progress | None = None
+  max_lengths_B: np.ndarray  # the largest |Y| of each row, counting eos; 0 in a row without a source
+  last_BW: np.ndarray  # last symbol of each live hypothesis
+  ids_BWT: np.ndarray  # symbols so far of each live hypothesis
+  log_probs_BW: np.ndarray  # -inf where there is no live hypothesis
+  found: Found  # finished hypotheses
+  constraints: Constraints | None = None  # what hypotheses must and must not have; None: nothing
+  progress: Progress | None = None  # how far the live ones are
 
   @classmethod
   def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int, constraints: Constraints | None = None) -> Beam:

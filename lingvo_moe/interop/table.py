@@ -13,17 +13,12 @@ ReadRows = Callable[[slice], np.ndarray]  # rows of a table of symbols, [V] or [
 
 
 class Symbols(NamedTuple):
-  """Order of the symbols of an imported model: the special ones first, as all models here have them.
+  """Order of the symbols of an imported model: the special ones first, as all models here have them."""
 
-  Attributes:
-    special: ids there of pad, of the symbol with which the decoder begins, of eos and unk; -1: it is not there.
-    size: number of symbols there.
-    unknown: number of symbols here, the last ones, that are the unknown one there.
-  """
-
+  # ids there of pad, of the symbol with which the decoder begins, of eos and unk; -1: it is not there
   special: tuple[int, int, int, int]
-  size: int
-  unknown: int = 0
+  size: int  # number of symbols there
+  unknown: int = 0  # number of symbols here, the last ones, that are the unknown one there
 
   @property
   def theirs(self) -> list[int]:
@@ -64,19 +59,13 @@ def _picked(read: ReadRows, ids: Sequence[int]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A tensor there and the weight here, or the part of it that is an expert's.
+  """A tensor there and the weight here, or the part of it that is an expert's."""
 
-  Attributes:
-    theirs: name there.
-    ours: name here, '' for one that has no counterpart: a bias of keys, which softmax cancels.
-    kind: 'matrix', [out, in] there and [*in, *out] here; 'same', of the same order; 'symbols', a row a symbol.
-    expert: number on the first axis of the weight; None: the whole weight.
-  """
-
-  theirs: str
-  ours: str
+  theirs: str  # name there
+  ours: str  # name here, '' for one that has no counterpart: a bias of keys, which softmax cancels
+  # 'matrix', [out, in] there and [*in, *out] here; 'same', of the same order; 'symbols', a row a symbol
   kind: str = 'same'
-  expert: int | None = None
+  expert: int | None = None  # number on the first axis of the weight; None: the whole weight
 
   def inwards(self, tensor: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
     """The weight, or the expert's part, of this shape."""
@@ -138,24 +127,15 @@ def norm(theirs: str, ours: str, bias: bool = True) -> Iterator[Entry]:
 
 
 class Imported(NamedTuple):
-  """A folder's model as a run here: what a family's module makes of it.
+  """A folder's model as a run here: what a family's module makes of it."""
 
-  Attributes:
-    model: name of the registered class.
-    values: of its fields, but for those that name vocabularies.
-    entries: tensors there and weights here.
-    symbols: order of the symbols.
-    vocabularies: contents of SentencePiece models by the field that names one.
-    tokeniser: files of the folder that belong to its vocabulary.
-    computed: endings of the names of tensors that are computed here, or copies of others: tables of sinusoids.
-  """
-
-  model: str
-  values: Mapping[str, Any]
-  entries: Sequence[Entry]
-  symbols: Symbols
-  vocabularies: Mapping[str, bytes]
-  tokeniser: Sequence[str]
+  model: str  # name of the registered class
+  values: Mapping[str, Any]  # of its fields, but for those that name vocabularies
+  entries: Sequence[Entry]  # tensors there and weights here
+  symbols: Symbols  # order of the symbols
+  vocabularies: Mapping[str, bytes]  # contents of SentencePiece models by the field that names one
+  tokeniser: Sequence[str]  # files of the folder that belong to its vocabulary
+  # endings of the names of tensors that are computed here, or copies of others: tables of sinusoids
   computed: Sequence[str] = ()
 
   def ignored(self, name: str) -> bool:

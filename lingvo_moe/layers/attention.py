@@ -53,30 +53,20 @@ class Attention:
   Keys carry no bias: softmax would cancel it. With fewer key/value heads than query heads it is grouped-query attention
   (Ainslie et al., arXiv 2305.13245): axis N has the key/value heads, and an axis Q after it the query heads that share
   each. One key/value head is multi-query attention (Shazeer, arXiv 1911.02150).
-
-  Attributes:
-    model_dim: M.
-    num_heads: query heads, N * Q.
-    head_dim: K.
-    dropout: dropout of the attention weights.
-    num_kv_heads: key/value heads, N, a divisor of num_heads; 0: as many.
-    rotary_base: base of rotary positions of queries and keys, for self-attention; 0: none. See positions.py.
-    bias: whether there are biases.
-    logit_cap: largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit.
-    relative: relative position bias, for self-attention; None: none.
-    attention_scale: factor of the scores; 0: K^-0.5, by which they have unit variance. T5 has 1.
   """
 
-  model_dim: int
-  num_heads: int
-  head_dim: int
-  dropout: float = 0.0
-  num_kv_heads: int = 0
+  model_dim: int  # M
+  num_heads: int  # query heads, N * Q
+  head_dim: int  # K
+  dropout: float = 0.0  # dropout of the attention weights
+  num_kv_heads: int = 0  # key/value heads, N, a divisor of num_heads; 0: as many
+  # base of rotary positions of queries and keys, for self-attention; 0: none. See positions.py.
   rotary_base: float = 0.0
-  bias: bool = True
+  bias: bool = True  # whether there are biases
+  # largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit
   logit_cap: float = 0.0
-  relative: RelativePositions | None = None
-  attention_scale: float = 0.0
+  relative: RelativePositions | None = None  # relative position bias, for self-attention; None: none
+  attention_scale: float = 0.0  # factor of the scores; 0: K^-0.5, by which they have unit variance. T5 has 1.
 
   def __post_init__(self):
     if self.num_heads % self.kv_heads:

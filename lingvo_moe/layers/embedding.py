@@ -17,23 +17,14 @@ _MASKED = -100.0
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-  """Embedding table with a vector per symbol, shared with the output softmax (Press and Wolf, 2017).
+  """Embedding table with a vector per symbol, shared with the output softmax (Press and Wolf, 2017)."""
 
-  Attributes:
-    vocab_size: V.
-    model_dim: M.
-    embedding_scale: factor of the vectors that are looked up; 0: sqrt(M).
-    logit_scale: factor of the output scores.
-    logit_bias: whether every symbol has a bias of its output score.
-    masked_symbols: ids that the output softmax leaves out.
-  """
-
-  vocab_size: int
-  model_dim: int
-  embedding_scale: float = 0.0
-  logit_scale: float = 1.0
-  logit_bias: bool = False
-  masked_symbols: tuple[int, ...] = ()
+  vocab_size: int  # V
+  model_dim: int  # M
+  embedding_scale: float = 0.0  # factor of the vectors that are looked up; 0: sqrt(M)
+  logit_scale: float = 1.0  # factor of the output scores
+  logit_bias: bool = False  # whether every symbol has a bias of its output score
+  masked_symbols: tuple[int, ...] = ()  # ids that the output softmax leaves out
 
   def weights(self) -> Specs:
     shape = (self.vocab_size, self.model_dim)

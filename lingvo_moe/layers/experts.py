@@ -150,13 +150,9 @@ class DeepExperts(SizedExperts):
 
 @dataclasses.dataclass(frozen=True)
 class LinearExperts(Experts):
-  """Linear expert x w of each of several weights, side by side: outputs [E, G, C, the sum of their sizes].
+  """Linear expert x w of each of several weights, side by side: outputs [E, G, C, the sum of their sizes]."""
 
-  Attributes:
-    specs: weights [E, M, J] by name.
-  """
-
-  specs: Specs
+  specs: Specs  # weights [E, M, J] by name
 
   def weights(self) -> Specs:
     return self.specs

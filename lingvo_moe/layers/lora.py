@@ -23,16 +23,11 @@ class Lora:
   A maps the inputs of the matrix to R features, and B those to its outputs. Layers (axis L) and experts (E) have
   adapters of their own: experts [E, M, H] have A [E, M, R] and B [E, R, H]. A begins normal with variance 1 / inputs,
   and B as zeros, so that a model begins as it was.
-
-  Attributes:
-    rank: R.
-    alpha: R times the scale.
-    matrices: patterns of the ends of names, such as 'wq' or 'decoder/*/attention/w?'.
   """
 
-  rank: int
-  alpha: float
-  matrices: tuple[str, ...]
+  rank: int  # R
+  alpha: float  # R times the scale
+  matrices: tuple[str, ...]  # patterns of the ends of names, such as 'wq' or 'decoder/*/attention/w?'
 
   def specs(self, weights: Mapping[str, WeightSpec]) -> dict[str, WeightSpec]:
     """Specs of the adapters of a model with these weights; UserError where a pattern or the rank does not fit."""

@@ -39,15 +39,11 @@ class RelativePositions:
 
   Buckets are those of offsets of keys from queries. Half of the buckets of a direction hold one distance each, 0, 1,
   ...; the others grow geometrically up to max_distance, and the last has all beyond it.
-
-  Attributes:
-    num_buckets: J, buckets of all offsets.
-    max_distance: where the last bucket begins, at the latest.
-    bidirectional: whether half of the buckets are those of later keys; otherwise these are in the bucket of offset 0.
   """
 
-  num_buckets: int = 32
-  max_distance: int = 128
+  num_buckets: int = 32  # J, buckets of all offsets
+  max_distance: int = 128  # where the last bucket begins, at the latest
+  # whether half of the buckets are those of later keys; otherwise these are in the bucket of offset 0
   bidirectional: bool = True
 
   def __post_init__(self):

@@ -38,14 +38,10 @@ class Lstm:
 
   The input's part of the preactivations is one product over all positions; the loop over positions has the rest.
   Axis J of a weight has the four: input gate, forget gate, candidate, output gate.
-
-  Attributes:
-    model_dim: M, features of inputs and outputs.
-    cell_dim: H, units; 0: M. Others are projected to M outputs, which the next position gets (Sak et al., arXiv
-      1402.1128).
   """
 
-  model_dim: int
+  model_dim: int  # M, features of inputs and outputs
+  # H, units; 0: M. Others are projected to M outputs, which the next position gets (Sak et al., arXiv 1402.1128).
   cell_dim: int = 0
 
   @property
@@ -81,18 +77,12 @@ class RecurrentStack:
 
   In decoding, a state lies at the flat position of the symbol after which it is the state. That of a hypothesis is at
   the last of its positions, so states are never reordered when hypotheses are; see search/flat_sequence.py.
-
-  Attributes:
-    lstm: both LSTMs.
-    ffn: middle layer without experts.
-    moe: middle layer with experts; None: `ffn`.
-    residual_dropout: dropout of the output of every layer.
   """
 
-  lstm: Lstm
-  ffn: FeedForward
-  moe: MoE | None = None
-  residual_dropout: float = 0.0
+  lstm: Lstm  # both LSTMs
+  ffn: FeedForward  # middle layer without experts
+  moe: MoE | None = None  # middle layer with experts; None: `ffn`
+  residual_dropout: float = 0.0  # dropout of the output of every layer
 
   def weights(self) -> Specs:
     lstm = {'lstm': self.lstm.weights()}

@@ -26,26 +26,16 @@ class Stack(Branches):
 
   Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). This stack is
   unrolled: its program grows with its depth. ScannedStack has equal results, to rounding, and equal checkpoints.
-
-  Attributes:
-    num_layers: number of layers of both kinds.
-    attention: attention of every layer.
-    ffn: feed-forward of the layers without experts.
-    moe: feed-forward of the layers with experts; None: no layer has any.
-    moe_every: see above.
-    remat: policy of remat.POLICIES.
-    causal: whether no position attends to a later one; with cross-attention none does in any case.
-    shared_relative: whether all layers have one table of relative position biases, as in T5.
   """
 
-  num_layers: int
-  attention: Attention
-  ffn: FeedForward
-  moe: MoE | None = None
-  moe_every: int = 2
-  remat: str = 'none'
-  causal: bool = False
-  shared_relative: bool = False
+  num_layers: int  # number of layers of both kinds
+  attention: Attention  # attention of every layer
+  ffn: FeedForward  # feed-forward of the layers without experts
+  moe: MoE | None = None  # feed-forward of the layers with experts; None: no layer has any
+  moe_every: int = 2  # see above
+  remat: str = 'none'  # policy of remat.POLICIES
+  causal: bool = False  # whether no position attends to a later one; with cross-attention none does in any case
+  shared_relative: bool = False  # whether all layers have one table of relative position biases, as in T5
 
   def __post_init__(self):
     if self.cross_attention and self.attention.rotary_base:

@@ -21,23 +21,15 @@ LayerCache = dict[str, Cache]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branches:
-  """Residual branches of a layer, and of the layers of a stack: x + dropout(f(norm(x))), as in Lingvo.
+  """Residual branches of a layer, and of the layers of a stack: x + dropout(f(norm(x))), as in Lingvo."""
 
-  Attributes:
-    cross_attention: whether there is one of attention to an encoder.
-    residual_dropout: dropout of every branch.
-    norm_type: a name of norm.NORMS.
-    post_norm: whether the output of f is normalised too, before the dropout, as in Grok-1.
-    norm_first: whether the input is; otherwise a branch is norm(x + dropout(f(x))), as in Vaswani et al. (2017).
-    norm_epsilon: what is added to variances.
-  """
-
-  cross_attention: bool = False
-  residual_dropout: float = 0.0
-  norm_type: str = 'layer'
-  post_norm: bool = False
+  cross_attention: bool = False  # whether there is one of attention to an encoder
+  residual_dropout: float = 0.0  # dropout of every branch
+  norm_type: str = 'layer'  # a name of norm.NORMS
+  post_norm: bool = False  # whether the output of f is normalised too, before the dropout, as in Grok-1
+  # whether the input is; otherwise a branch is norm(x + dropout(f(x))), as in Vaswani et al. (2017).
   norm_first: bool = True
-  norm_epsilon: float = 1e-6
+  norm_epsilon: float = 1e-6  # what is added to variances
 
   @property
   def norm(self) -> LayerNorm | RMSNorm:

@@ -16,26 +16,19 @@ F = TypeVar('F', bound=Callable)
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """Overrides of the reference, and the capabilities of a machine.
+  """Overrides of the reference, and the capabilities of a machine."""
 
-  Attributes:
-    name: name of the backend.
-    overrides: functions by the name of the operation they replace, with the same arguments and results to rounding.
-    dispatcher: name in layers/dispatch.py of the dispatcher that `dispatch = 'auto'` of a MoE layer stands for.
-    open_shapes: whether sizes may be known only when the program runs. XLA needs them while it compiles.
-    sub_batches: number of sub-batches that a traced program computes side by side.
-    parallel_calls: number of calls of the function of map_rows that run at once.
-    updates_in_place: whether a runtime that holds the weights updates them in place (optim/cpu/in_place.py).
-    bfloat16: whether the machine has units for bfloat16; without, activations are float32 whatever a model says.
-  """
-
-  name: str
+  name: str  # name of the backend
+  # functions by the name of the operation they replace, with the same arguments and results to rounding
   overrides: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+  # name in layers/dispatch.py of the dispatcher that `dispatch = 'auto'` of a MoE layer stands for
   dispatcher: str = 'einsum'
-  open_shapes: bool = True
-  sub_batches: int = 1
-  parallel_calls: int = 1
+  open_shapes: bool = True  # whether sizes may be known only when the program runs. XLA needs them while it compiles.
+  sub_batches: int = 1  # number of sub-batches that a traced program computes side by side
+  parallel_calls: int = 1  # number of calls of the function of map_rows that run at once
+  # whether a runtime that holds the weights updates them in place (optim/cpu/in_place.py)
   updates_in_place: bool = False
+  # whether the machine has units for bfloat16; without, activations are float32 whatever a model says
   bfloat16: bool = True
 
 

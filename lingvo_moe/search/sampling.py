@@ -19,17 +19,13 @@ from lingvo_moe.search.beam_search import NEG_INF, Hypotheses, StepFn
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Choice of the next symbol. Its values are numbers, or all of them tensors [B] with one for each row.
+  """Choice of the next symbol. Its values are numbers, or all of them tensors [B] with one for each row."""
 
-  Attributes:
-    temperature: divides the logits; 0 takes the likeliest symbol (greedy).
-    top_k: only the k likeliest symbols, and those that tie with the last of them, are drawn; 0: all.
-    top_p: only the fewest likeliest symbols whose probabilities sum to p or more, and ties, are drawn (nucleus
-      sampling, Holtzman et al., arXiv 1904.09751); 1: all.
-  """
-
-  temperature: float | tf.Tensor = 1.0
+  temperature: float | tf.Tensor = 1.0  # divides the logits; 0 takes the likeliest symbol (greedy)
+  # only the k likeliest symbols, and those that tie with the last of them, are drawn; 0: all
   top_k: int | tf.Tensor = 0
+  # only the fewest likeliest symbols whose probabilities sum to p or more, and ties, are drawn (nucleus sampling,
+  # Holtzman et al., arXiv 1904.09751); 1: all
   top_p: float | tf.Tensor = 1.0
 
   @classmethod

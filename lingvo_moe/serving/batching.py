@@ -50,20 +50,15 @@ class Batcher:
 
   A batch begins when a line is there, and waits a little for others. It takes a line of each request of one key in
   turn, so that a long request does not hold up short ones. Lines that arrive while a batch is computed are in the next.
-
-  Args:
-    answer: (lines, key) -> hypotheses and truncated, as LoadedRun.answer does; called by one thread.
-    max_lines: lines of a batch, at most.
-    wait: seconds that a batch waits for more lines after the first has arrived.
-    max_waiting: lines that may wait; a request beyond is refused.
-    observe: called after each batch with its number of lines and the seconds it took.
   """
 
+  # (lines, key) -> hypotheses and truncated, as LoadedRun.answer does; called by one thread
   answer: Callable[[list[str], Any], Answers]
   _: dataclasses.KW_ONLY
-  max_lines: int = 64
-  wait: float = 0.005
-  max_waiting: int = 1000
+  max_lines: int = 64  # lines of a batch, at most
+  wait: float = 0.005  # seconds that a batch waits for more lines after the first has arrived
+  max_waiting: int = 1000  # lines that may wait; a request beyond is refused
+  # called after each batch with its number of lines and the seconds it took
   observe: Callable[[int, float], object] = lambda lines, seconds: None
 
   def __post_init__(self):

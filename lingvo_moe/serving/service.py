@@ -42,14 +42,10 @@ class Service:
     run: the model.
     limits: what a request may have.
     origins: whose headers an answer has.
-
-  Attributes:
-    batcher: which computes by `answer`; set before a request comes.
-    routes: by path, of POST.
   """
 
-  batcher: Batcher
-  routes: dict[str, Route]
+  batcher: Batcher  # which computes by `answer`; set before a request comes
+  routes: dict[str, Route]  # by path, of POST
 
   def __init__(self, run: TextModel, limits: Limits, origins: Origins) -> None:
     self.run, self.limits, self.origins = run, limits, origins

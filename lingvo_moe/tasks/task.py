@@ -37,13 +37,9 @@ Progress = Callable[[int], object]  # called with the number of texts done since
 
 
 class TaskConfig(Protocol):
-  """Values that jobs read of a configuration, a frozen dataclass; ModelConfig says what each means.
+  """Values that jobs read of a configuration, a frozen dataclass; ModelConfig says what each means."""
 
-  Attributes:
-    task_class: the Task of it, by module and name: 'lingvo_moe.tasks.mt.task.TranslationTask'.
-  """
-
-  task_class: str
+  task_class: str  # the Task of it, by module and name: 'lingvo_moe.tasks.mt.task.TranslationTask'
   data_dir: str
   max_steps: int
   log_every: int
@@ -59,17 +55,11 @@ class TaskConfig(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-  """Which part of each batch's rows a process feeds.
+  """Which part of each batch's rows a process feeds."""
 
-  Attributes:
-    process_index: its number.
-    process_count: the number of parts.
-    quiet: whether to leave out progress bars, as all processes but one do.
-  """
-
-  process_index: int = 0
-  process_count: int = 1
-  quiet: bool = False
+  process_index: int = 0  # its number
+  process_count: int = 1  # the number of parts
+  quiet: bool = False  # whether to leave out progress bars, as all processes but one do
 
 
 class Runner(Protocol):
@@ -86,18 +76,14 @@ class TrainInput:
   """Batches for training, the same for any number of processes and after any restart.
 
   A subclass has `batch`, or a `dataset` of its own.
-
-  Attributes:
-    keys: names of the arrays of a batch.
-    stats: describes the corpus in a line of the log.
-    steps_per_epoch: steps, about, in which as many examples are read as the text has; None: the text has no end.
-    examples: number of examples of each part of the corpus, by the names of Task.subset; {}: not known.
   """
 
-  stats: Any
+  stats: Any  # describes the corpus in a line of the log
+  # steps, about, in which as many examples are read as the text has; None: the text has no end
   steps_per_epoch: float | None = None
+  # number of examples of each part of the corpus, by the names of Task.subset; {}: not known
   examples: Mapping[str, int] = types.MappingProxyType({})
-  keys: Sequence[str]
+  keys: Sequence[str]  # names of the arrays of a batch
 
   def __init__(self, config: BatchConfig, feed: Feed):
     if config.num_groups % feed.process_count:
@@ -131,19 +117,13 @@ class TrainInput:
 
 
 class DevInput:
-  """Batches for the dev loss, the same and in the same order each time.
+  """Batches for the dev loss, the same and in the same order each time."""
 
-  Attributes:
-    stats: as in TrainInput.
-    subsets: names of the parts of the text by which losses are reported; see Task.subset.
-    units: numbers of 'words' and 'bytes' of the text, by which the loss is reported too; {}: not counted.
-    content_hash: of all that the loss is computed on, over all processes. Losses are compared where it is equal.
-  """
-
-  stats: Any
-  subsets: Sequence[str]
+  stats: Any  # as in TrainInput
+  subsets: Sequence[str]  # names of the parts of the text by which losses are reported; see Task.subset
+  # numbers of 'words' and 'bytes' of the text, by which the loss is reported too; {}: not counted
   units: Mapping[str, int] = types.MappingProxyType({})
-  content_hash: str
+  content_hash: str  # of all that the loss is computed on, over all processes. Losses are compared where it is equal.
 
   def __iter__(self) -> Iterator[Batch]:
     raise NotImplementedError
@@ -151,25 +131,16 @@ class DevInput:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutOptions:
-  """Flags of the decoder that choose what it does with held-out text.
+  """Flags of the decoder that choose what it does with held-out text."""
 
-  Attributes:
-    split: test, dev, or any file prefix.
-    max_sentences: first lines used of each part; 0: all.
-    score: whether to compute log-probabilities of the text, in place of producing text.
-    batch_tokens: tokens of a batch; 0: the task's default.
-    trained: the configuration that the run was trained with, without values for decoding; None: the same.
-    split_sentences: whether paragraphs are translated by sentence, one of sentences.MODES.
-    request: what is asked of translations.
-  """
-
-  split: str = 'test'
-  max_sentences: int = 0
-  score: bool = False
-  batch_tokens: int = 0
+  split: str = 'test'  # test, dev, or any file prefix
+  max_sentences: int = 0  # first lines used of each part; 0: all
+  score: bool = False  # whether to compute log-probabilities of the text, in place of producing text
+  batch_tokens: int = 0  # tokens of a batch; 0: the task's default
+  # the configuration that the run was trained with, without values for decoding; None: the same
   trained: TaskConfig | None = None
-  split_sentences: str = 'never'
-  request: TranslationRequest = NOTHING
+  split_sentences: str = 'never'  # whether paragraphs are translated by sentence, one of sentences.MODES
+  request: TranslationRequest = NOTHING  # what is asked of translations
 
 
 class Outcome(NamedTuple):
@@ -237,19 +208,13 @@ class SentenceRouting(NamedTuple):
 
 
 class TextFunction(Protocol):
-  """Function of text in the graph, from strings to strings, with all that it needs besides weights.
+  """Function of text in the graph, from strings to strings, with all that it needs besides weights."""
 
-  Attributes:
-    name: name of the function.
-    inputs: specs of its arguments by name, in order.
-    about: what its inputs and outputs are: {'inputs': {name: meaning}, 'outputs': {name: meaning}}.
-    resources: what it reads besides weights, such as tokenisers, for a SavedModel to keep.
-  """
-
-  name: str
-  inputs: Mapping[str, tf.TensorSpec]
+  name: str  # name of the function
+  inputs: Mapping[str, tf.TensorSpec]  # specs of its arguments by name, in order
+  # what its inputs and outputs are: {'inputs': {name: meaning}, 'outputs': {name: meaning}}
   about: Mapping[str, Mapping[str, str]]
-  resources: Sequence[Any]
+  resources: Sequence[Any]  # what it reads besides weights, such as tokenisers, for a SavedModel to keep
 
   def __call__(self, weights: Mapping[str, tf.Tensor], *arguments: tf.Tensor) -> dict[str, tf.Tensor]:
     """Tensors by name, for weights by flat name."""

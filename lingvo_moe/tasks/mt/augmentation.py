@@ -19,13 +19,9 @@ Rows = Sequence[Sequence[int]]  # ids of each example
 
 
 class Augmentation:
-  """Augmentation of windows.
+  """Augmentation of windows."""
 
-  Attributes:
-    settings: fields that say what is done; () where nothing is.
-  """
-
-  settings: tuple = ()
+  settings: tuple = ()  # fields that say what is done; () where nothing is
 
   def __init__(self, config: DataConfig, vocabs: tuple[Vocab, Vocab]) -> None:
     shares = config.noise, config.source_sampling, config.target_sampling

@@ -47,19 +47,12 @@ def default_boundaries(max_length: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Batcher:
-  """Planner of batches with at most `batch_tokens` positions a side.
+  """Planner of batches with at most `batch_tokens` positions a side."""
 
-  Attributes:
-    batch_tokens: largest B * T of a batch (unless row_multiple rows are already more).
-    boundaries: possible row lengths T, ascending; the last is that of the longest sentence, with eos.
-    row_multiple: divisor of every B.
-    packing: True to put several examples in a row; then every row has the length of the last boundary.
-  """
-
-  batch_tokens: int
-  boundaries: tuple[int, ...]
-  row_multiple: int = 1
-  packing: bool = False
+  batch_tokens: int  # largest B * T of a batch (unless row_multiple rows are already more)
+  boundaries: tuple[int, ...]  # possible row lengths T, ascending; the last is that of the longest sentence, with eos
+  row_multiple: int = 1  # divisor of every B
+  packing: bool = False  # True to put several examples in a row; then every row has the length of the last boundary
 
   def rows(self, length: int) -> int:
     """Number of rows (B) of a batch with rows of this length."""

@@ -31,19 +31,12 @@ _WORD = re.compile('|'.join(_WORDS.values()))
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """Corpus of a mixture.
+  """Corpus of a mixture."""
 
-  Attributes:
-    prefix: of its files.
-    weights: by the step from which on they hold, ascending from 0.
-    tag: name of a symbol before its sources; '' for none.
-    loss: factor of its loss, in thousandths.
-  """
-
-  prefix: str
-  weights: tuple[tuple[int, float], ...] = ((0, 1.0),)
-  tag: str = ''
-  loss: int = 1000
+  prefix: str  # of its files
+  weights: tuple[tuple[int, float], ...] = ((0, 1.0),)  # by the step from which on they hold, ascending from 0
+  tag: str = ''  # name of a symbol before its sources; '' for none
+  loss: int = 1000  # factor of its loss, in thousandths
 
   def weight(self, step: int) -> float:
     return [weight for begin, weight in self.weights if begin <= step][-1]

@@ -24,20 +24,13 @@ ROWS = 16  # texts of a batch
 
 
 class PlainTextTask(Task):
-  """Base of language modelling and denoising.
-
-  Attributes:
-    train_input_class: its TrainInput, of (config, vocabs, cache_dir, feed).
-    dev_input_class: its DevInput, of the same.
-    held_out_job_class: its HeldOutJob, of (config, vocabs, runner, options).
-    translator_class: its Translator, of (config, vocabs, runner, n_best).
-  """
+  """Base of language modelling and denoising."""
 
   config: PlainTextConfig
-  train_input_class: type[task.TrainInput]
-  dev_input_class: type[task.DevInput]
-  held_out_job_class: type[task.HeldOutJob]
-  translator_class: type[task.Translator]
+  train_input_class: type[task.TrainInput]  # its TrainInput, of (config, vocabs, cache_dir, feed)
+  dev_input_class: type[task.DevInput]  # its DevInput, of the same
+  held_out_job_class: type[task.HeldOutJob]  # its HeldOutJob, of (config, vocabs, runner, options)
+  translator_class: type[task.Translator]  # its Translator, of (config, vocabs, runner, n_best)
 
   @functools.cached_property
   def vocabs(self) -> Any:
