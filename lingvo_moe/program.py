@@ -110,11 +110,7 @@ class Program:
   def init(self) -> State:
     """Initial state, before the first step."""
     initial = lambda specs: self._stored(weights_lib.initialize(specs, self.seed), specs)
-    return {
-      'step': tf.zeros([], tf.int64),
-      'weights': initial(self.weight_specs),
-      'slots': initial(self.slot_specs),
-    }
+    return {'step': tf.zeros([], tf.int64), 'weights': initial(self.weight_specs), 'slots': initial(self.slot_specs)}
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """Train step: one update. Returns (the next state, metrics of the model with 'grad_norm' and 'learning_rate')."""

@@ -87,14 +87,7 @@ def train(
   signals.in_loop = True
   advice = Advice(training)
   evaluation = Evaluation(training, signals)
-  hooks = (
-    check_finite,
-    training.log_step,
-    advice,
-    training.save_step,
-    evaluation,
-    StopOnSignal(training, signals),
-  )
+  hooks = (check_finite, training.log_step, advice, training.save_step, evaluation, StopOnSignal(training, signals))
   try:
     advice.say_epoch()
     if not training.is_resumed and (training.config.max_steps == 0 or training.runtime.program.constant):

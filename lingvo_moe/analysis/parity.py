@@ -70,10 +70,7 @@ class Row(NamedTuple):
 
 
 def observe(
-  config: ModelConfig,
-  runtime_of: Callable[[Program], Runtime],
-  steps: int = 3,
-  reference: Observation | None = None,
+  config: ModelConfig, runtime_of: Callable[[Program], Runtime], steps: int = 3, reference: Observation | None = None
 ) -> Observation:
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 

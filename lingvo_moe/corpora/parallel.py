@@ -49,10 +49,7 @@ class Pair:
 
 
 def find_pairs(
-  data_dir: str,
-  pairs: str = '',
-  split: str = 'train',
-  split_files: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+  data_dir: str, pairs: str = '', split: str = 'train', split_files: Mapping[str, str] | Iterable[tuple[str, str]] = ()
 ) -> list[Pair]:
   """Finds the chosen pairs that have the split, sorted by name.
 

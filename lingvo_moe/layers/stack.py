@@ -180,12 +180,7 @@ class Stack(Branches):
     return {name: {**of_layer, 'self': kept(of_layer['self'])} for name, of_layer in cache.items()}
 
   def extend(
-    self,
-    theta: Theta,
-    x_BWM: tf.Tensor,
-    now: Now,
-    memory_segments_BU: tf.Tensor | None,
-    cache: StackCache,
+    self, theta: Theta, x_BWM: tf.Tensor, now: Now, memory_segments_BU: tf.Tensor | None, cache: StackCache
   ) -> tuple[tf.Tensor, StackCache]:
     """Decoding step of W hypotheses a row, at inference.
 

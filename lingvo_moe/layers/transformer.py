@@ -107,12 +107,7 @@ class Layer(Branches):
     return self.attention.of_memory.keys_values(own, memory_BUM)
 
   def memory_weights(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    mask_BTT: tf.Tensor,
-    memory_BUM: tf.Tensor,
-    memory_mask_BTU: tf.Tensor,
+    self, theta: Theta, x_BTM: tf.Tensor, mask_BTT: tf.Tensor, memory_BUM: tf.Tensor, memory_mask_BTU: tf.Tensor
   ) -> tf.Tensor:
     """Weights of the attention to the encoder output at inference; see Attention.weights_of."""
     theta = weights_lib.cast(theta, self.weights(), x_BTM.dtype)

@@ -173,11 +173,7 @@ def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.T
 
 
 def grouped_ffn(
-  x_XM: tf.Tensor,
-  expert_offsets: tf.Tensor,
-  wi_EMH: tf.Tensor,
-  wo_EHM: tf.Tensor,
-  keep_XH: tf.Tensor | None = None,
+  x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, keep_XH: tf.Tensor | None = None
 ) -> tf.Tensor:
   """Grouped feed-forward: (relu(x wi) keep) wo of rows sorted by expert; [X, M].
 

@@ -55,10 +55,7 @@ def commit(root: str) -> dict[str, Any]:
     ['git', '-C', root, *arguments], capture_output=True, text=True, timeout=10, check=True
   ).stdout.strip()
   try:
-    return {
-      'commit': git('rev-parse', 'HEAD'),
-      'changed': bool(git('status', '--porcelain', '--untracked-files=no')),
-    }
+    return {'commit': git('rev-parse', 'HEAD'), 'changed': bool(git('status', '--porcelain', '--untracked-files=no'))}
   except (OSError, subprocess.SubprocessError):
     return {}
 

@@ -40,12 +40,7 @@ def noted(run: RunDir) -> str:
 
 
 def restore_or_init(
-  runtime: Runtime,
-  run: RunDir,
-  checkpoints: Checkpoints,
-  task: Task,
-  init_from: str | None,
-  group: ProcessGroup,
+  runtime: Runtime, run: RunDir, checkpoints: Checkpoints, task: Task, init_from: str | None, group: ProcessGroup
 ) -> bool:
   """Restores the newest checkpoint; without one, initialises. Returns whether it restored.
 
@@ -86,11 +81,7 @@ def resume(runtime: Runtime, checkpoints: Checkpoints, step: int) -> None:
   slots = {name: spec.shape for name, spec in program.slot_specs.items()}
   tensors = checkpoints.restore(step, {'step': (), **weights, **slices.named_slots(slots)})
   runtime.load(
-    {
-      'step': tensors['step'],
-      'weights': {name: tensors[name] for name in weights},
-      'slots': slices.slots_of(tensors),
-    }
+    {'step': tensors['step'], 'weights': {name: tensors[name] for name in weights}, 'slots': slices.slots_of(tensors)}
   )
 
 

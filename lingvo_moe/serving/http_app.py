@@ -40,14 +40,7 @@ class HttpApp:
     batcher: thread that computes.
   """
 
-  def __init__(
-    self,
-    run: TextModel,
-    *,
-    limits: Limits | None = None,
-    origins: Origins | None = None,
-    **batching: Any,
-  ):
+  def __init__(self, run: TextModel, *, limits: Limits | None = None, origins: Origins | None = None, **batching: Any):
     self.draining = False
     self.in_flight = 0
     self._run = run

@@ -47,12 +47,7 @@ def with_constraints(batch: task.Batch, constraints: Constraints, room_B: np.nda
 
 
 def search(
-  model: EncoderDecoder,
-  theta: Theta,
-  batch: task.Batch,
-  config: AnswerConfig,
-  n_best: int = 1,
-  min_length: int = 1,
+  model: EncoderDecoder, theta: Theta, batch: task.Batch, config: AnswerConfig, n_best: int = 1, min_length: int = 1
 ) -> beam_search.Hypotheses:
   """Beam search, or samples, for a batch, a pure function of weights and batch in which no token is dropped by experts.
 

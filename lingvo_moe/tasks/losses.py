@@ -146,11 +146,7 @@ class TokenModel:
 
 
 def cross_entropy(
-  logits: Logits,
-  x_BTM: tf.Tensor,
-  label_BT: tf.Tensor,
-  smoothing: float = 0.0,
-  z_weight: float = 0.0,
+  logits: Logits, x_BTM: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Cross-entropy of each token, computed in sub-batches: as ops.softmax_cross_entropy of logits(x_BTM)."""
 
