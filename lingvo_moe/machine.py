@@ -134,7 +134,6 @@ class Machine:
     return {'name': self.options.runtime, **given}
 
   def make_runtime(self, program: Program, jit: bool = False) -> Runtime:
-    """The runtime for a program."""
     if self.options.runtime == 'spmd':
       from lingvo_moe.runtime.spmd import SpmdRuntime
 

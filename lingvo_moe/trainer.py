@@ -59,7 +59,6 @@ class Options(options_lib.Options):
   )
 
   def cache_of(self, run: RunDir) -> str:
-    """Folder for tokenised text."""
     return self.cache_dir or run.cache_dir
 
 

@@ -132,10 +132,7 @@ def mean_bootstrap(
 
 
 def sentence_ids(sets: Sequence[Mapping[str, Sequence[str]]]) -> tuple[list[np.ndarray], str]:
-  """The sentence of each line of some test sets, and in words how lines of different sets were matched.
-
-  Args:
-    sets: of each, its two sides: language -> lines.
+  """The sentence of each line of some test sets, language -> lines each, and in words how sets were matched.
 
   Returns:
     Numbers of sentences, by set. Where all sets are as long and every language has the same lines wherever it occurs,

@@ -32,7 +32,6 @@ _OUT = flags.DEFINE_string('out', None, 'The log directory to make; default: tha
 
 
 def _steps() -> list[int]:
-  """--steps as numbers."""
   if _EXPONENTIAL.value:
     if _LAST.value is not None or len(_STEPS.value) > 1:
       raise UserError('--exponential takes one checkpoint, the newest or that of --steps=1000: leave --last out')

@@ -125,7 +125,6 @@ class Model(NamedTuple):
   weights: Mapping[str, np.ndarray]  # by flat name
 
   def runtime(self) -> LocalRuntime:
-    """A runtime that holds the weights."""
     import numpy as np
 
     from lingvo_moe.runtime.local import LocalRuntime

@@ -37,7 +37,6 @@ COMMANDS = {
 
 
 def main() -> None:
-  """Runs the subcommand that sys.argv names."""
   arguments = sys.argv[1:]
   name = arguments[0] if arguments else '--help'
   if name in ('--help', '-h', 'help'):

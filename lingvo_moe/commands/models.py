@@ -87,7 +87,6 @@ def main():
 
 
 def _listed(described: dict[str, str]) -> str:
-  """Every registered model with the first line of its docstring."""
   width = max(map(len, described))
   return '\n'.join(f'{name:<{width}}  {line}' for name, line in described.items())
 

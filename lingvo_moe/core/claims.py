@@ -61,7 +61,6 @@ class Claims(contextlib.AbstractContextManager):
         self._held[path] = now
 
   def release(self, path: str) -> None:
-    """Gives a claim back."""
     files.remove(path)
     self._held.pop(path, None)
 

@@ -16,7 +16,6 @@ OFFSET = 0x85EBCA6B
 
 
 def mix(x: Word) -> Word:
-  """The hash."""
   x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
   x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
   return x ^ (x >> 16)

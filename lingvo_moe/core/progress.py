@@ -20,14 +20,8 @@ class Progress(contextlib.AbstractContextManager):
   """Progress of `total` units of work, written to stderr.
 
   On a terminal it is a bar; a thread redraws it every second, so that the time moves while a unit takes long. In a log
-  file, which keeps every state of a bar, it is a line of its own after the first unit, now and then, and last.
-
-  Args:
-    total: units of work.
-    unit: their name.
-    initial: units that were done before.
-    label: what heads the bar or line.
-    quiet: whether nothing is shown.
+  file, which keeps every state of a bar, it is a line of its own after the first unit, now and then, and last. The
+  `label` heads it; `initial` units were done before.
   """
 
   def __init__(self, total: int, unit: str, *, initial: int = 0, label: str = '', quiet: bool = False):
@@ -46,7 +40,6 @@ class Progress(contextlib.AbstractContextManager):
       self._stack.enter_context(_repeating(self._bar.refresh, _TICK_SECONDS))
 
   def update(self, units: int = 1) -> None:
-    """Counts units that are done."""
     self._done += units
     if self._bar is not None:
       self._bar.update(units)

@@ -31,7 +31,6 @@ def install() -> None:
 
 
 def import_tensorflow() -> None:
-  """Imports TensorFlow, quietly."""
   install()
   try:
     importlib.import_module('tensorflow')

@@ -60,7 +60,6 @@ def tiny(giant: type, counts: str, **sizes: Any) -> type:
 
 
 def name_of(cls: type) -> str:
-  """Name of a registered class."""
   return f'{cls.__module__[len(_ROOT) :]}.{cls.__name__}'
 
 

@@ -92,7 +92,6 @@ class Translator:
     raise NotImplementedError
 
   def _aligned(self, texts: Sequence[str], answers: Answers, target: Languages) -> Answers:
-    """Answers of texts, with alignments."""
     flat = [(text, h) for text, found in zip(texts, answers.hypotheses, strict=True) for h in found]
     alignments = iter(self.align([text for text, _ in flat], [h.text for _, h in flat], target))
     hypotheses = [[h._replace(alignment=next(alignments)) for h in found] for found in answers.hypotheses]

@@ -198,7 +198,6 @@ def _bytes(cell: str | None) -> bytes | None:
 
 
 def _rows(contents: IO[bytes], kind: str, path: str) -> Iterator[list[str]]:
-  """Rows of a table."""
   lines = (line.decode('utf-8', 'surrogateescape') for line in contents)
   if kind == 'tsv':
     yield from (line.rstrip('\r\n').split('\t') for line in lines)

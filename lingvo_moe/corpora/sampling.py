@@ -138,10 +138,7 @@ class Sampler:
     size = self._sizes[language]
     epoch = draw // size
     place = draw - epoch * size
-    runs, run = (
-      np.maximum(size // self.run, 1),
-      place // self.run,
-    )  # the lines after the whole runs stay in their places
+    runs, run = np.maximum(size // self.run, 1), place // self.run  # lines after the whole runs stay in their places
     moved = permute(np.minimum(run, runs - 1), runs, fold(self._keys[language], epoch))
     line = np.where(run < size // self.run, moved * self.run + place % self.run, place)
     order = shuffled(len(line), self.seed, 'window', window)

@@ -84,7 +84,6 @@ class Beam:
     return self.log_probs_BW > NEG_INF
 
   def take(self, rows: np.ndarray) -> Beam:
-    """The beam of some of the rows."""
     of_rows = lambda values: values[rows]
     return Beam(
       *map(of_rows, (self.max_lengths_B, self.last_BW, self.ids_BWT, self.log_probs_BW)),
@@ -94,13 +93,7 @@ class Beam:
     )
 
   def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm) -> np.ndarray:
-    """Continues the hypotheses by one symbol; returns the parent of each live one.
-
-    Args:
-      next_symbols: of each hypothesis.
-      time: number of steps made before.
-      norm: length normalisation.
-    """
+    """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
     length, width = time + 1, self.last_BW.shape[1]
     continued = self._continue if self.constraints is None else self._constrained
     log_probs_BJ, symbols_BJ, parents_BJ = continued(next_symbols, length)

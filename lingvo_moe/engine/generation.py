@@ -41,12 +41,7 @@ class LanguageModel(ExportedModel):
 
 
 class Continuer(translator.Generator):
-  """Continues prompts with an exported model. A continuation depends on its prompt, the number of it and the seed.
-
-  Args:
-    model: the model.
-    n_best: continuations of each prompt.
-  """
+  """Continues prompts with an exported model. A continuation depends on its prompt, the number of it and the seed."""
 
   def __init__(self, model: LanguageModel, n_best: int = 1) -> None:
     translator.check_continuations(n_best, model.settings['search'], model.beam_size)

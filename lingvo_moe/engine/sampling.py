@@ -32,7 +32,6 @@ class Sampler(NamedTuple):
     return cls(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
 
   def take(self, rows: np.ndarray) -> Sampler:
-    """The sampler of some of the rows."""
     return Sampler(*(values_B[rows] for values_B in self))
 
   def __call__(self, logits_BWV: np.ndarray, keys_BW: np.ndarray) -> np.ndarray:

@@ -20,12 +20,10 @@ FROM_EXPERTS = ('from_experts', 'from_residual')
 
 
 def file_of_stage(name: str, number: int) -> str:
-  """Name of the file of a stage."""
   return f'{name}_{number}.tflite' if number else f'{name}.tflite'
 
 
 def file_of_experts(name: str, number: int) -> str:
-  """Name of the file of the experts after a stage."""
   return f'{name}_experts_{number}.tflite'
 
 

@@ -25,8 +25,6 @@ from lingvo_moe.engine.sampling import draw
 
 
 class TranslationModel(ExportedModel):
-  """Exported translation model."""
-
   continues_text = False
 
   def __init__(self, path: str, threads: int | None = None) -> None:
@@ -57,12 +55,7 @@ class TranslationModel(ExportedModel):
 
 
 class Translator(translator.Translator):
-  """Translates and scores sentences with an exported model, in batches by length.
-
-  Args:
-    model: the model.
-    n_best: number of translations of each sentence.
-  """
+  """Translates and scores sentences with an exported model, in batches by length."""
 
   able = tuple(field.name for field in dataclasses.fields(TranslationRequest) if field.name != 'alignments')
   unable = 'an export does not do it, but its log directory does'

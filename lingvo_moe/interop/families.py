@@ -1,4 +1,9 @@
-"""Families of public checkpoints: a file here and a line in this table."""
+"""Families of public checkpoints: a file here and a line in this table.
+
+Each has ARCHITECTURES that its config.json may name; convert(folder), the folder's model as a run here, of which
+values(config) are those of the fields of a configuration, and entries(config) tensors there and weights here; and
+form(ours, models), files of a folder without weights.
+"""
 
 from collections.abc import Iterator
 from types import ModuleType

@@ -33,12 +33,7 @@ class TensorInfo(NamedTuple):
 
 
 class HubFolder:
-  """A model's folder.
-
-  Attributes:
-    path: of the folder.
-    config: contents of config.json.
-  """
+  """A model's folder; `config` has the contents of config.json."""
 
   def __init__(self, path: str):
     self.path = path

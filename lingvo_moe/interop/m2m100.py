@@ -25,7 +25,6 @@ _LANGUAGES = {
 
 
 def convert(folder: HubFolder) -> Imported:
-  """The folder's model as a run here."""
   folder.need(_PIECES)
   settings = folder.json_if_any(_SETTINGS)
   base, size = vocabulary.read(folder.file(_PIECES)), folder.config['vocab_size']
@@ -101,7 +100,6 @@ def _of_nllb(folder: HubFolder, settings: Mapping[str, Any], base: Any) -> tuple
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Values of the fields of a configuration."""
   common = {**fairseq.sizes(config), 'position_offset': 2}
   if 'num_experts' not in config:
     return common
@@ -122,7 +120,6 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  """Tensors there and weights here."""
   yield Entry('model.shared.weight', 'target_embedding/table', 'symbols')
   if 'num_experts' in config:
     yield from fairseq.layers(config, 'cross_attention', 'ffn.', 'ff_layer_norm')

@@ -15,7 +15,6 @@ _LANGUAGE = re.compile(r'>>(\S+)<<')
 
 
 def convert(folder: HubFolder) -> Imported:
-  """The folder's model as a run here."""
   folder.need(*_TOKENISER)
   source, target = (vocabulary.read(folder.file(name)) for name in _TOKENISER[:2])
   ids = folder.json('vocab.json', json_files.INTEGER)
@@ -41,7 +40,6 @@ def convert(folder: HubFolder) -> Imported:
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Values of the fields of a configuration."""
   return {**fairseq.sizes(config), 'norm_first': False, 'position_endpoint': False, 'logit_bias': True}
 
 
@@ -55,7 +53,6 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  """Tensors there and weights here."""
   yield Entry('model.shared.weight', 'target_embedding/table', 'symbols')
   yield Entry('final_logits_bias', 'target_embedding/bias', 'symbols')
   yield from fairseq.layers(config)

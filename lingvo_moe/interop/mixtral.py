@@ -24,7 +24,6 @@ _NAMES = {
 
 
 def convert(folder: HubFolder) -> Imported:
-  """The folder's model as a run here."""
   (path,) = folder.need(*_TOKENISER)
   base, size = vocabulary.read(path), folder.config['vocab_size']
   pieces = [piece.piece for piece in base.pieces] + [''] * (size - len(base.pieces))
@@ -41,7 +40,6 @@ def convert(folder: HubFolder) -> Imported:
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Values of the fields of a configuration."""
   heads, choices = config['num_attention_heads'], config['num_experts_per_tok']
   return ours_of(config, _NAMES) | dict(
     num_kv_heads=config['num_key_value_heads'] % heads,
@@ -74,7 +72,6 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  """Tensors there and weights here."""
   yield Entry('model.embed_tokens.weight', 'target_embedding/table', 'symbols')
   if not config['tie_word_embeddings']:
     yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')

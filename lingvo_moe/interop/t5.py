@@ -50,7 +50,6 @@ def convert(folder: HubFolder) -> Imported:
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Values of the fields of a configuration."""
   activation = _ACTIVATIONS[_projection(config)]
   tied = config.get('tie_word_embeddings', True)
   common = ours_of(config, _NAMES) | dict(
@@ -103,7 +102,6 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  """Tensors there and weights here."""
   yield Entry('shared.weight', 'target_embedding/table', 'symbols')
   if not config.get('tie_word_embeddings', True):
     yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')

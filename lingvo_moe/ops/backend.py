@@ -38,7 +38,6 @@ _current: contextvars.ContextVar[Backend] = contextvars.ContextVar('backend', de
 
 
 def current() -> Backend:
-  """Backend in force."""
   return _current.get()
 
 

@@ -66,7 +66,6 @@ def _why_dense(record: RunRecord) -> str:
 
 
 def _scale() -> Markup:
-  """Scale of colours of heat maps."""
   about = (
     'Colours of heat maps are loads in multiples of a fair share, which is 1 for an expert with as many choices as the '
     'mean of its layer. Choices are those of tokens that found a slot.'

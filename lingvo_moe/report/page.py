@@ -49,7 +49,6 @@ def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str
 
 
 def page(records: Sequence[RunRecord]) -> str:
-  """The report as HTML."""
   title = ' and '.join(record.name for record in records)
   links = tag('ul', *(tag('li', tag('a', name, href=f'#{key}')) for key, (name, _) in _SECTIONS.items()))
   sections = [

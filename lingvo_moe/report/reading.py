@@ -47,7 +47,6 @@ class RunRecord:
 
   @property
   def steps(self) -> list[dict[str, Any]]:
-    """Lines of training steps."""
     return [line for line in self.log if 'loss' in line]
 
   @property

@@ -49,7 +49,6 @@ def check(run: RunDir, config: TaskConfig, cache_dir: str, accept: bool, say: Ca
 
 
 def _changes(before: Record, now: Record, data_dir: str) -> list[str]:
-  """Changes of the corpus, file by file."""
   is_same = lambda old, new, path: old and new and content_hashes.is_same(old, new, os.path.join(data_dir, path))
   old, new = ({(part, path): h for part, by in record.items() for path, h in by.items()} for record in (before, now))
   what = lambda file: 'is new' if file not in old else 'is gone' if file not in new else 'has other text'

@@ -172,7 +172,6 @@ def _write_weights(run: RunDir, weights: Iterator[Slice]) -> None:
 
 
 def _adapters(program: Program) -> Iterator[Slice]:
-  """Initial adapters."""
   initial = weights_lib.initialize(program.adapter_specs, program.seed)
   return checkpoint.slices_by_layer(Slice(n, tuple(a.shape), (0,) * a.ndim, a.numpy()) for n, a in initial.items())
 

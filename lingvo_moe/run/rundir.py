@@ -49,7 +49,6 @@ class RunDir:
 
   @property
   def cache_dir(self) -> str:
-    """Folder for tokenised text."""
     return os.path.join(self.local, log_directory.CACHE)
 
   def checkpoints(self, keep: int = 3, keep_every: int = 0, constant: Collection[str] = ()) -> Checkpoints:
@@ -57,7 +56,6 @@ class RunDir:
 
   @property
   def exists(self) -> bool:
-    """Whether a run was begun here."""
     return files.exists(self.config_file)
 
   def lock(self) -> IO:

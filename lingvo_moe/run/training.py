@@ -54,7 +54,6 @@ class Training:
 
   @property
   def config(self) -> TaskConfig:
-    """The values of the run."""
     return self.task.config
 
   def reason_to_end(self) -> str:
@@ -108,11 +107,9 @@ class Training:
     )
 
   def is_evaluated(self, step: int) -> bool:
-    """Whether the dev loss is computed after a step."""
     return step % self.config.eval_every == 0 or step == self.config.max_steps
 
   def is_saved(self, step: int) -> bool:
-    """Whether a checkpoint is saved after a step."""
     every = self.config.save_every
     return self.is_evaluated(step) or bool(every and step % every == 0)
 

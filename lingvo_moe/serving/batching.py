@@ -16,11 +16,7 @@ _LONGEST_RETRY = 60  # seconds
 
 
 class QueueFullError(Exception):
-  """Refusal of a request, as too many lines wait.
-
-  Attributes:
-    retry_after: seconds until there should be room.
-  """
+  """Refusal of a request, as too many lines wait; in `retry_after` seconds there should be room."""
 
   def __init__(self, waiting: int, retry_after: int):
     super().__init__(f'{waiting} lines are waiting: try again in {retry_after} s')

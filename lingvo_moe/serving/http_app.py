@@ -26,13 +26,7 @@ _TRIM_SECONDS = 60.0
 
 
 class HttpApp:
-  """Handlers for one model.
-
-  Args:
-    run: the model.
-    limits: what a request may have.
-    origins: which hosts and origins are answered.
-    **batching: options of Batcher.
+  """Handlers for one model; `batching` are options of Batcher.
 
   Attributes:
     draining: whether new work is refused, and what was accepted is answered.
@@ -123,7 +117,6 @@ class HttpApp:
     return await answer if inspect.isawaitable(answer) else answer
 
   def _path(self, request: web.BaseRequest) -> str:
-    """The path of a route."""
     return DOWNLOAD if request.path.startswith(DOWNLOAD) else request.path
 
   def _health(self, request: web.BaseRequest) -> web.Response:

@@ -13,18 +13,7 @@ _LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-  """Counters and histograms of one server.
-
-  Args:
-    waiting: returns the number of lines that wait.
-    model: name of the model.
-    checkpoint: the checkpoint in words.
-
-  Attributes:
-    batch_lines: observes the lines of each batch.
-    batch_seconds: observes the seconds that each batch took.
-    truncated: counts lines that were translated in part.
-  """
+  """Counters and histograms of one server; `waiting` returns the number of lines that wait."""
 
   def __init__(self, waiting: Callable[[], int], model: str, checkpoint: str):
     self._registry = prometheus.CollectorRegistry()

@@ -17,11 +17,7 @@ _TAKEN = f'send JSON with Content-Type: application/json, or a form ({_URLENCODE
 
 
 class BadQueryError(Exception):
-  """Request that is no query; the message says why.
-
-  Attributes:
-    status: HTTP status of the answer.
-  """
+  """Request that is no query; the message says why, and `status` is that of the answer in HTTP."""
 
   def __init__(self, message: str, status: int = 400):
     super().__init__(message)
@@ -38,9 +34,7 @@ class File(NamedTuple):
 class Fields(dict[str, Any]):
   """Fields of a body by name, as JSON values; those that may be left out may be null, false or empty too.
 
-  Args:
-    fields: the fields.
-    seen: what has them, in words.
+  `seen` is what has them, in words.
   """
 
   def __init__(self, fields: dict[str, Any], seen: str):

@@ -36,13 +36,7 @@ class Route(NamedTuple):
 
 
 class Service:
-  """Base of what is served of a model.
-
-  Args:
-    run: the model.
-    limits: what a request may have.
-    origins: whose headers an answer has.
-  """
+  """Base of what is served of a model."""
 
   batcher: Batcher  # which computes by `answer`; set before a request comes
   routes: dict[str, Route]  # by path, of POST

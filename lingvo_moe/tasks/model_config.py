@@ -267,7 +267,6 @@ class ModelConfig(BatchConfig):
 
   @property
   def moe_gate(self) -> Gate:
-    """Gate of the MoE layers."""
     return gates.make(self.gate, self)
 
   @property
@@ -348,7 +347,6 @@ class ModelConfig(BatchConfig):
     raise NotImplementedError(f'{type(self).__name__} has no model()')
 
   def program(self) -> Program:
-    """The model and how it learns."""
     optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
     names = lambda listed: tuple(name.strip() for name in listed.split(',') if name.strip())
     return self.make(

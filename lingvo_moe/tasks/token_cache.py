@@ -242,7 +242,6 @@ class TokenCache:
     return np.concatenate([[0], *(first + shard.offsets[:][1:] for first, shard in firsts)])
 
   def subset(self, lines: np.ndarray) -> TokenCache:
-    """Some of the lines, in memory."""
     tokens, lengths = self.gather(lines)
     offsets = np.cumsum(np.concatenate([[0], lengths]))
     shard = types.SimpleNamespace(lines=len(lines), total=len(tokens), offsets=offsets, tokens=tokens)

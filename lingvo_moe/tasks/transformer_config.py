@@ -75,7 +75,6 @@ class TransformerConfig(ModelConfig):
     return self.make(kind, num_layers=num_layers, attention=attention, ffn=ffn, moe=moe, norm_type=self.norm, **values)
 
   def embedding(self, vocab_size: int) -> Embedding:
-    """Embedding of so many symbols."""
     return self.make(Embedding, vocab_size=vocab_size)
 
   def with_share_of_experts(self, share: float) -> Self:

@@ -14,14 +14,7 @@ _SENTINEL = re.compile(r'<extra_id_([0-9]{1,9})>')
 
 
 class SentinelVocab:
-  """Text with sentinels to ids and back. Sentinel k is id size - 1 - k, as in T5.
-
-  Attributes:
-    text: vocabulary of the text.
-    sentinels: number of sentinels.
-    size: number of ids, with sentinels.
-    fingerprint: hash of what the ids depend on.
-  """
+  """Text with sentinels to ids and back. Sentinel k is id size - 1 - k, as in T5; `text` is the text's vocabulary."""
 
   def __init__(self, text: TextVocab, sentinels: int):
     self.text = text

@@ -31,11 +31,7 @@ BATCH_KEYS = ('inputs', 'labels', 'segments')
 
 
 class Stream:
-  """Documents one after the other, each followed by eos, in a given order.
-
-  Attributes:
-    total: number of tokens.
-  """
+  """Documents one after the other, each followed by eos, in a given order: `total` tokens."""
 
   def __init__(self, text: TokenCache, order: np.ndarray):
     self._text = text

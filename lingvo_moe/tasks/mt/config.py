@@ -189,7 +189,6 @@ class DataConfig(BatchConfig):
 
   @functools.cached_property
   def mixture(self) -> tuple[mixture.Corpus, ...]:
-    """The corpora of each pair."""
     return mixture.parse(self.corpora)
 
   def weights_of(self, pairs: Sequence[str]) -> list[float]:

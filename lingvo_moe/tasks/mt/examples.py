@@ -245,7 +245,6 @@ class Examples:
     return _side(plan, plan.target_start, of_tokens, lengths, before[1] * 0, self._around[1].after[pair] * 0).ids_BT
 
   def _caches_of(self, side: int) -> list[TokenCache]:
-    """Caches of a side, by pair."""
     return [sides[side] for sides in self._caches]
 
   def _gather(self, caches: Sequence[TokenCache], pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -186,7 +186,6 @@ class TranslateJob(_PairsJob):
     return [texts, ['\t'.join(alignment.columns) for alignment in alignments]], answers.truncated
 
   def finish(self, computed: Computed) -> task.Outcome:
-    """Scores the translations."""
     texts, truncated = {name: texts for name, [texts, *_] in computed.results.items()}, computed.truncated
     self._warn_of_cuts(truncated)
     if self._cut:
@@ -243,7 +242,6 @@ class ScoreJob(_PairsJob):
     return [scored.log_probs, scored.target_tokens], scored.truncated
 
   def finish(self, computed: Computed) -> task.Outcome:
-    """Works out cross-entropy and perplexity."""
     self._warn_of_cuts(computed.truncated)
     pairs = {}
     for s in self._sets:

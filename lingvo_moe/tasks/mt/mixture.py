@@ -115,12 +115,9 @@ def shares(
 
 
 def summary(corpora: Sequence[Corpus], stages_shares: Sequence[np.ndarray], kept: Sequence[int]) -> str:
-  """Share of the corpora in each stage, as text; UserError for a stage without an example.
+  """Share of the corpora in each stage, as text, given the numbers of examples; UserError for a stage without any.
 
-  Args:
-    corpora: of each entry, as for `shares`.
-    stages_shares: shares of each stage.
-    kept: number of examples of each entry.
+  Entries are those of `shares`.
   """
   said = []
   prefixes, number = np.unique([corpus.prefix for corpus in corpora], return_inverse=True)

@@ -26,13 +26,7 @@ def uniform(*key) -> np.ndarray:
 
 
 class SubwordSampler:
-  """Sampler of segmentations.
-
-  Args:
-    vocab: the vocabulary.
-    nbest: number of segmentations to draw from.
-    alpha: exponent of their probabilities; 0 makes all alike.
-  """
+  """Sampler of `nbest` segmentations; `alpha` is the exponent of their probabilities, and 0 makes all alike."""
 
   def __init__(self, vocab: Vocab, nbest: int, alpha: float) -> None:
     self._nbest, self._alpha = nbest, alpha
@@ -78,13 +72,9 @@ class SubwordSampler:
     return candidates[int(np.searchsorted(sums, uniform(key, 'nbest') * sums[-1], side='right'))]
 
   def drop_out(self, ids: np.ndarray, lengths: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, ...]:
-    """(ids, lengths) of sentences whose pieces are split again, each with the probability `rate`.
+    """(ids, lengths) of sentences, one after the other, whose pieces are split again, each with the probability `rate`.
 
-    Args:
-      ids: of all sentences, one after the other.
-      lengths: number of ids of each.
-      rate: probability.
-      keys: of each sentence.
+    Each sentence has a key.
     """
     counts, firsts, splits = self._splits
     row, new, depth = np.repeat(np.arange(len(lengths)), lengths), np.ones(len(ids), bool), 0

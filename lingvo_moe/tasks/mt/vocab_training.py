@@ -133,10 +133,6 @@ def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
 
   Says how many of the first target lines are not written as they are, with the way out. Runs of spaces (U+0020) count
   as one space, as SentencePiece has it.
-
-  Args:
-    vocab: target vocabulary.
-    pairs: of which as many lines each are tried.
   """
   from lingvo_moe.tasks.mt import scoring  # imports sacreBLEU
 

@@ -34,7 +34,6 @@ class PlainTextTask(Task):
 
   @functools.cached_property
   def vocabs(self) -> Any:
-    """The vocabulary."""
     return vocab_lib.load(self.config)
 
   def corpus_files(self) -> dict[str, list[str]]:
@@ -111,7 +110,6 @@ class PerplexityJob(task.HeldOutJob):
     return Computed(nats, tokens, self._make_samples())
 
   def finish(self, computed: Computed) -> task.Outcome:
-    """Works out perplexities."""
     names = self._input.subsets
     files = {name: self._numbers(i, computed.nats[i], computed.tokens[i]) for i, name in enumerate(names)}
     total = self._numbers(None, computed.nats.sum(), computed.tokens.sum())

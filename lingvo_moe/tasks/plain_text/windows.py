@@ -40,11 +40,7 @@ def open_text(
 
 
 class Windows:
-  """Windows of a text in the order of training: each once an epoch, shuffled, from another offset in every epoch.
-
-  Attributes:
-    count: number of windows in an epoch.
-  """
+  """Windows of a text in the order of training: `count` an epoch, shuffled, from another offset in every epoch."""
 
   def __init__(self, config: PlainTextConfig, feed: Feed, total: int, length: int):
     self.count = max(1, total // length)
