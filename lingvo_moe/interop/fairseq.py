@@ -53,12 +53,6 @@ def feed_forward(theirs: str, ours: str, expert: int | None = None) -> Iterator[
   yield from linear(f'{theirs}fc2', ours, 'wo', 'bo', expert)
 
 
-def last_norms() -> Iterator[Entry]:
-  """Normalisation after the last layer of each stack, of families with normalisation first."""
-  for stack in ('encoder', 'decoder'):
-    yield from norm(f'model.{stack}.layer_norm', f'{stack}/norm')
-
-
 def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
   """Values of the fields of a configuration that these families state alike."""
   for name in ('ffn_dim', 'attention_heads'):

@@ -7,7 +7,7 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import fairseq, vocabulary
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Entry, Imported, Symbols
+from lingvo_moe.interop.table import Entry, Imported, Symbols, norm
 
 ARCHITECTURES = ('M2M100ForConditionalGeneration', 'NllbMoeForConditionalGeneration')
 _PIECES, _IDS = 'sentencepiece.bpe.model', 'vocab.json'
@@ -125,4 +125,5 @@ def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
     yield from fairseq.layers(config, 'cross_attention', 'ffn.', 'ff_layer_norm')
   else:
     yield from fairseq.layers(config)
-  yield from fairseq.last_norms()
+  for stack in ('encoder', 'decoder'):
+    yield from norm(f'model.{stack}.layer_norm', f'{stack}/norm')

@@ -78,18 +78,12 @@ class Experts(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class SizedExperts(Experts):
-  """Experts of matrices between M features and hidden layers of size H.
+  """Experts of matrices between M features and hidden layers of size H."""
 
-  Attributes:
-    model_dim, hidden_dim, num_experts: M, H, E.
-    dropout: rate after the last activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section
-      2.4).
-  """
-
-  model_dim: int
-  hidden_dim: int
-  num_experts: int
-  dropout: float = 0.0
+  model_dim: int  # M
+  hidden_dim: int  # H
+  num_experts: int  # E
+  dropout: float = 0.0  # after the last activation, as in Switch Transformers (Fedus et al., 2021, section 2.4)
 
   def _matrix(self, dims: str) -> WeightSpec:
     """Matrix of every expert: E, the axis that is summed, and the axis of the results. J is a hidden layer too."""

@@ -43,19 +43,13 @@ class FeedForward:
 
   f is a ReLU, a GELU or a SiLU ('swish'). A gated one, (f(x wg) * (x wi + bi)) wo + bo, has f = SiLU ('swiglu') or
   GELU ('geglu'; Shazeer, arXiv 2002.05202).
-
-  Attributes:
-    model_dim, hidden_dim: M, H.
-    dropout: dropout of the hidden layer.
-    activation: a name of ACTIVATIONS.
-    bias: whether there are biases bi and bo.
   """
 
-  model_dim: int
-  hidden_dim: int
-  dropout: float = 0.0
-  activation: str = 'relu'
-  bias: bool = True
+  model_dim: int  # M
+  hidden_dim: int  # H
+  dropout: float = 0.0  # dropout of the hidden layer
+  activation: str = 'relu'  # a name of ACTIVATIONS
+  bias: bool = True  # whether there are biases bi and bo
 
   def weights(self) -> Specs:
     m, h = self.model_dim, self.hidden_dim

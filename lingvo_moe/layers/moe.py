@@ -30,45 +30,34 @@ class MoE:
   a token depends on that token alone, and groups and dispatchers change only the cost. Where shapes are static, a
   layer that drops nothing empties the queues of its experts in rounds of a fixed number of slots (ops.sum_over_rounds).
   If experts choose tokens, a group at inference is one row.
-
-  Attributes:
-    model_dim, hidden_dim, num_experts, num_groups: M, H of an expert, E, G.
-    capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
-      as in MegaBlocks, Gale et al., arXiv 2211.15841).
-    dispatch: a name of dispatch.DISPATCHERS, or 'auto'.
-    capacity_chunks: parts of the slots that are dispatched, computed and combined independently in training.
-    round_capacity_factor: slots of a round = round_capacity_factor * S / E.
-    gate: chooses the experts of each token.
-    expert: kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts.
-    expert_dropout: dropout of the hidden layer of experts, shared ones too.
-    expert_bias: whether experts have biases.
-    expert_output_scale: factor of the output of chosen experts.
-    output_masking: share of tokens that get no output of chosen experts in training, while the others are scaled
-      up to the same mean (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not.
-    router_jitter: training multiplies each feature that the gate reads by a random factor, uniform from
-      1 - router_jitter to 1 + router_jitter (Switch Transformers).
-    router_dtype: type of the gate's products.
-    shared_experts: number of experts that every token visits beside the chosen ones, as one dense feed-forward of so
-      many times H (DeepSeekMoE, Dai et al., arXiv 2401.06066).
   """
 
-  model_dim: int
-  hidden_dim: int
-  num_experts: int
-  num_groups: int = 1
+  model_dim: int  # M
+  hidden_dim: int  # H of an expert
+  num_experts: int  # E
+  num_groups: int = 1  # G
+  # C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless', as in MegaBlocks,
+  # Gale et al., arXiv 2211.15841)
   capacity_factor: float | None = 2.0
-  dispatch: str = 'auto'
-  round_capacity_factor: float = 2.0
-  gate: Gate = _TOP2
+  dispatch: str = 'auto'  # or a name of dispatch.DISPATCHERS
+  round_capacity_factor: float = 2.0  # slots of a round = round_capacity_factor * S / E
+  gate: Gate = _TOP2  # chooses the experts of each token
+  # kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts
   expert: str | functools.partial = 'relu'
-  expert_dropout: float = 0.0
-  expert_bias: bool = False
-  expert_output_scale: float = 1.0
+  expert_dropout: float = 0.0  # dropout of the hidden layer of experts, shared ones too
+  expert_bias: bool = False  # whether experts have biases
+  expert_output_scale: float = 1.0  # factor of the output of chosen experts
+  # share of tokens that get no output of chosen experts in training, while the others are scaled up to the same mean
+  # (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not.
   output_masking: float = 0.0
+  # number of experts that every token visits beside the chosen ones, as one dense feed-forward of so many times H
+  # (DeepSeekMoE, Dai et al., arXiv 2401.06066)
   shared_experts: int = 0
-  capacity_chunks: int = 1
+  capacity_chunks: int = 1  # parts of the slots that are dispatched, computed and combined independently in training
+  # training multiplies each feature that the gate reads by a random factor, uniform from 1 - router_jitter to
+  # 1 + router_jitter (Switch Transformers)
   router_jitter: float = 0.0
-  router_dtype: str = 'float32'
+  router_dtype: str = 'float32'  # type of the gate's products
 
   def __post_init__(self):
     self.gate.check(self.num_experts)

@@ -257,29 +257,20 @@ def job_of_export(model: ExportedModel, options: HeldOutOptions, data_dir: str |
 
 
 class Task:
-  """Task of a configuration. What a subclass leaves out is refused, or has the answer of a task without it.
+  """Task of a configuration. What a subclass leaves out is refused, or has the answer of a task without it."""
 
-  Attributes:
-    config: the values.
-    vocabs: what turns text into ids; loaded at the first use, UserError where it does not fit the model.
-    token_counts: names of the metrics that count a step's tokens. Their sum is the pace of training, and each is also
-      logged as a total since the run began.
-    subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold 'xent'
-      (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets: 'xent_by_<subset>' and
-      'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the metrics of a training
-      step 'routing', {layer: RoutingStats}, which a report on the run shows.
-    max_length: tokens of a text that is translated; of longer ones only the beginning is read. 0: of any length.
-    continues_text: whether an answer continues its text, as a language model's does, and does not take its place.
-    training_lines: lines that it was trained on, by which paragraphs are split; None: texts are answered whole.
-    is_exported: whether it has `text_function` and `decoding_steps`.
-  """
-
+  # Names of the metrics that count a step's tokens. Their sum is the pace of training, and each is also logged as a
+  # total since the run began.
   token_counts: tuple[str, ...] = ('target_tokens',)
+  # By what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold 'xent' (summed,
+  # in nats) and 'target_tokens', and both again as vectors over DevInput.subsets: 'xent_by_<subset>' and
+  # 'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the metrics of a training
+  # step 'routing', {layer: RoutingStats}, which a report on the run shows.
   subset = 'file'
-  max_length = 0
-  continues_text = False
-  training_lines: TrainingLines | None = None
-  is_exported = False
+  max_length = 0  # tokens of a text that is translated; of longer ones only the beginning is read. 0: of any length
+  continues_text = False  # whether an answer continues its text, as a language model's, and does not take its place
+  training_lines: TrainingLines | None = None  # by which paragraphs are split; None: texts are answered whole
+  is_exported = False  # whether it has `text_function` and `decoding_steps`
 
   def __init__(self, config: TaskConfig) -> None:
     self.config: Any = config  # a subclass has its own kind
@@ -291,6 +282,7 @@ class Task:
 
   @functools.cached_property
   def vocabs(self) -> Any:
+    """What turns text into ids; UserError where it does not fit the model."""
     return None
 
   def check_corpus(self) -> None:
