@@ -1,7 +1,5 @@
 """Ancestors in a graph: the operations needed to compute a tensor or a traced function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Before any test: few threads, a quiet TensorFlow, fixed seeds, and the right checkout."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

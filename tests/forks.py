@@ -4,8 +4,6 @@ A test of what a command imports, or of an environment variable that Python or T
 calls subprocess.run instead.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

@@ -3,8 +3,6 @@
 The variable LINGVO_MOE_INTEROP names another folder that tools/interop_fixtures.py made.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

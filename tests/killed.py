@@ -1,7 +1,5 @@
 """SIGKILL at every change of the file system that a function makes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

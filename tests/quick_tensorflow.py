@@ -1,7 +1,5 @@
 """Import of TensorFlow without the installed packages that it would import and that no test needs."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """Weights for tests of layers and models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

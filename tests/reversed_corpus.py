@@ -1,7 +1,5 @@
 """Small corpus 'xx-en' for tests of jobs: a source line is its target line, letters reversed."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 

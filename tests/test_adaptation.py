@@ -1,7 +1,5 @@
 """Adaptation of a run to another language: shared pieces keep their embeddings, and what is frozen stays bit-equal."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Task of another kind, in this file alone: a bigram model of bytes, trained and evaluated by the jobs."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """Input of any kind, drawn by hypothesis, is taken or rejected in one line. CONTRIBUTING.md has a longer run."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import itertools

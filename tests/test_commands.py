@@ -1,7 +1,5 @@
 """tools/test, tools/quickstart and lingvo-moe: what they install, answer before any work, and say for --help."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

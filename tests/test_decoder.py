@@ -1,7 +1,5 @@
 """The decoding job: what it leaves for every pair, how it waits, and what it answers to mistakes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The jobs with a denoising model: trained, resumed to the same numbers, evaluated, and asked to fill in."""
 
-from __future__ import annotations
-
 import io
 import json
 

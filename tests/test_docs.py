@@ -5,8 +5,6 @@ first line is a path, such as `# params/mt/x.py`, is a module: it is written to 
 the package. What a block prints must be what the comments behind its `print` calls say.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Ensembles: log-probabilities are means of those of the runs; equal runs give what one gives."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

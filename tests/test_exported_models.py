@@ -1,7 +1,5 @@
 """lingvo-moe export: what it writes works without this package, and gives what translate gives."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import json

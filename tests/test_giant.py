@@ -1,7 +1,5 @@
 """All jobs on the tiny sibling of a giant, on a mesh of four devices: training, dev loss, translations and scores."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The jobs with a language model: trained, resumed to the same numbers, evaluated, and asked to go on."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

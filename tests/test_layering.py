@@ -1,7 +1,5 @@
 """The layering of the package: imports point from a later line to an earlier one, or stay within a line."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import pathlib

@@ -1,7 +1,5 @@
 """lingvo_moe.load: a run from Python, with the bytes of the command line, also from several threads."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import io

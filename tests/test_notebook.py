@@ -1,7 +1,5 @@
 """The notebook that jupytext makes of docs/gshard_in_ten_steps.md: its cells run in Jupyter's kernel."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

@@ -3,8 +3,6 @@
 The README.md of each folder of tests/data says how its run was made.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

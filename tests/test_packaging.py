@@ -1,7 +1,5 @@
 """What a wheel holds, and what stays out of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """A run of several processes: the numbers of one device, and what happens when a process is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

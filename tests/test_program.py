@@ -1,7 +1,5 @@
 """A task as pure functions of a state: one step worked out by hand, and what it may depend on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

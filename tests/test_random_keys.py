@@ -1,7 +1,5 @@
 """Random keys of a training step: each draw, such as the mask of a branch of a layer, has keys of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Runs whose log directory and corpus have a scheme: file://, and a remote file system without rename and append."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

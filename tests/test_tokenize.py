@@ -1,7 +1,5 @@
 """Command lingvo-moe tokenize: processes that share a folder, whose cache a trainer then opens as it is."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import pathlib
 

@@ -1,7 +1,5 @@
 """The training job from the outside: what it leaves in its log directory, and how it goes on after an interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Translating standard input: a line in, a line out, at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import io

@@ -1,7 +1,5 @@
 """Sharding annotations: the parts on each device, worked out by hand, and the programs that XLA makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Every registered model: it builds, its numbers are the paper's, and the tiny ones learn."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import inspect

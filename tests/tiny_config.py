@@ -1,7 +1,5 @@
 """Small translation model, one layer a stack, for tests that take a few steps on random ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lingvo_moe.core import registry

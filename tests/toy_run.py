@@ -1,7 +1,5 @@
 """Toy run, German into English, for tests to read: trained in this process until it knows its few sentences."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 

@@ -1,7 +1,5 @@
 """State that one process holds whole, as a checkpoint saves it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 

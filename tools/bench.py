@@ -11,8 +11,6 @@ Times what lingvo-moe bench times, with its flags and output, and also, by --wha
 --versus=COMMIT alternates between this checkout and another commit, and prints the ratio.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

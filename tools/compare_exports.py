@@ -5,8 +5,6 @@ Compares two LiteRT exports of a translation run, such as one with int8 weights 
 p, and the experts that each gate chooses for each token. Both read the same symbols.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from absl import flags
 

@@ -11,8 +11,6 @@ models for most gates, each with as many FLOPs a token, for the corpus that ling
   python tools/compare_gates.py gates/Switch
 """
 
-from __future__ import annotations
-
 from absl import flags
 
 from lingvo_moe import app

@@ -10,8 +10,6 @@ TABLE has what is known of each language, with tabs between columns: language, n
 family and script; docs/results/m4mini_languages.tsv is one. The plot is of the layer in which language tells most.
 """
 
-from __future__ import annotations
-
 import os
 
 from absl import flags

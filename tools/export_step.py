@@ -6,8 +6,6 @@ TensorFlow or this package: copy the folder and run `python run.py`, which print
 The same folder runs on CPUs, GPUs and TPUs, as many as the mesh has. They need not be on this machine: no step is run.
 """
 
-from __future__ import annotations
-
 import os
 
 from absl import flags

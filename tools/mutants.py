@@ -18,8 +18,6 @@ slow:
 and `python -c 'from mutmut.__main__ import cli; cli()' show NAME` prints what was changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import fnmatch

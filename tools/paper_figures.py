@@ -10,8 +10,6 @@ nothing twice. Delete a report to compile it again, for example after a change o
 siblings of the giants for 8 and 128 cores, to test the command.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import metadata

@@ -10,8 +10,6 @@ is printed too, and DIR/*.png.
 run has translated a pair of the base's. --runs leaves out all others.
 """
 
-from __future__ import annotations
-
 import os
 
 from absl import flags

@@ -11,8 +11,6 @@ references that the decoder wrote beside them, or those of --data_dir. --commit 
 which a log directory does not know.
 """
 
-from __future__ import annotations
-
 import sys
 
 from absl import flags

@@ -5,8 +5,6 @@ Prints a page of the documentation that is made from the registered models: --pa
 model with its size and result; --page=fields prints docs/fields.md, every field of every configuration by topic.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import itertools

@@ -6,8 +6,6 @@ tell each other of signals, against the trainer's, which do so about once a seco
 before they go on, against one that is written beside them. Prints tokens a second (of both sides), median over rounds.
 """
 
-from __future__ import annotations
-
 import shutil
 import statistics
 import tempfile

@@ -7,8 +7,6 @@ auxiliary loss 0.01; no dropout. Departures: positions are rotary, not a bias by
 repository's cap of 0.99.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.lm.config import LmConfig
 

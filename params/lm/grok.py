@@ -7,8 +7,6 @@ context 8192. How it was trained is not public: optimizer, batch and losses are 
 softmax at its two experts, not rescaled.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.lm.config import LmConfig
 

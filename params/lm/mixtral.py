@@ -1,7 +1,5 @@
 """Mixtral (Jiang et al., arXiv 2401.04088): 32 layers of eight SwiGLU experts, of which a token visits two."""
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.lm.config import LmConfig
 

@@ -16,8 +16,6 @@ embeddings are scaled by sqrt(M). MoE4 uses all four experts, as a soft mixture,
 the base learning rate; the vocabulary of appendix D, where 100,000 words make up its totals, and its dropout.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.lm.config import RecurrentConfig
 

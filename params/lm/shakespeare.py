@@ -8,8 +8,6 @@ The text is tiny Shakespeare (data/tinyshakespeare/input.txt of github.com/karpa
 train.txt and the last 10% as dev.txt.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.lm.config import LmConfig
 

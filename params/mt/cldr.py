@@ -3,8 +3,6 @@
 lingvo-moe cldr writes it; tools/quickstart does it all.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 

@@ -5,8 +5,6 @@ ExpertChoice has a dense decoder, which costs less.
 tools/compare_gates.py compares runs of them; docs/gates.md has what came out.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.params.mt.cldr import MoE8E
 

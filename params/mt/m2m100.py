@@ -4,8 +4,6 @@ Tags of both languages: that of the source before it, that of the target as the 
 eos.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 

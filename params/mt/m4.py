@@ -19,8 +19,6 @@ not public: give --data_dir, with a folder <language>-en for each pair. BLEU, co
 paper's; no result here has been reproduced.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_moe.core import registry

@@ -3,8 +3,6 @@
 Dense models of three sizes, which are M2M100's with another vocabulary, and one with experts in every 4th layer.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.params.mt.m2m100 import M418M, TINY
 

@@ -3,8 +3,6 @@
 Transformer Base of Marian, one vocabulary of 58,100 pieces and pad; see lingvo_moe/interop/marian.py.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.params.mt.m2m100 import TINY
 from lingvo_moe.tasks.mt.config import MtConfig

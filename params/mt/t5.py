@@ -1,7 +1,5 @@
 """T5 (Raffel et al., arXiv 1910.10683) as a model of text to text; see lingvo_moe/interop/t5.py."""
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.params.mt.m2m100 import TINY
 from lingvo_moe.tasks.mt.config import MtConfig

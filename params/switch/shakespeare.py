@@ -4,8 +4,6 @@ Noise is T5's, 15% of the characters in spans of 3 on average, and sizes are tho
 characters with 2 spans: with 128 inputs and 7 spans, after 1000 steps the decoder made no use yet of the encoder.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 

@@ -1,7 +1,5 @@
 """FLOPs by formula against sums worked out by hand. test_cost.py compares train steps with compiled programs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_moe.analysis import flops

@@ -1,7 +1,5 @@
 """HLO parser: shapes, padding, FLOPs, device groups and execution counts, worked out by hand for small texts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The sharding lint: silent on every model, and not on planted mistakes."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 
@@ -149,10 +147,7 @@ def test_every_listed_model_is_clean_and_its_plants_are_found(name, plant):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name, mesh, changed',
-  [
-    ('mt.multi30k.MoE8E', 'data:2', {'batch_tokens': 768}),
-    ('mt.m4mini.Tiny', MESH, {'capacity_factor': 4.0}),
-  ],
+  [('mt.multi30k.MoE8E', 'data:2', {'batch_tokens': 768}), ('mt.m4mini.Tiny', MESH, {'capacity_factor': 4.0})],
 )
 def test_merged_axes_that_look_like_another_tensor_are_no_finding(name, mesh, changed):
   assert findings(dataclasses.replace(one_block(registry.get(name)()), **changed), mesh=mesh) == []

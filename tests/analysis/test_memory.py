@@ -1,7 +1,5 @@
 """Memory of programs of a few lines, whose values can be followed by hand."""
 
-from __future__ import annotations
-
 from lingvo_moe.analysis import hlo, memory
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import CHIPS

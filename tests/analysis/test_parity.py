@@ -1,7 +1,5 @@
 """Parity: a small MoE and its dense twin give equal numbers on every mesh, with dropout and gating noise."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -44,12 +42,7 @@ MODELS = {'moe': MOE, 'moe by einsum': dataclasses.replace(MOE, dispatch='einsum
 MODELS['in chunks'] = dataclasses.replace(MOE, capacity_chunks=2)
 MODELS['dropless'] = dataclasses.replace(MOE, capacity_factor=None, round_capacity_factor=0.5)  # in several rounds
 MODELS['regularised'] = dataclasses.replace(
-  MOE,
-  expert_dropout=0.3,
-  ffn_dropout=0.2,
-  expert_output_masking=0.1,
-  router_z_loss_weight=0.01,
-  experts_in='encoder',
+  MOE, expert_dropout=0.3, ffn_dropout=0.2, expert_output_masking=0.1, router_z_loss_weight=0.01, experts_in='encoder'
 )
 MODELS['values of Switch'] = dataclasses.replace(MOE, gate='switch', init_scale=0.1, router_jitter=0.1)
 MODELS['bfloat16 router'] = dataclasses.replace(MODELS['values of Switch'], router_dtype='bfloat16')
@@ -237,13 +230,7 @@ def test_the_matrix_is_not_of_nothing():
 def test_two_processes_agree(changed, all_to_alls, tmp_path):
   bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in {**SMALL, **changed}.items()]
   done = forks.run(
-    [
-      *COMMAND,
-      '--model=mt.cldr.Tiny',
-      '--meshes=data:2,expert:2@2',
-      f'--json={tmp_path}/t.json',
-      *bindings,
-    ],
+    [*COMMAND, '--model=mt.cldr.Tiny', '--meshes=data:2,expert:2@2', f'--json={tmp_path}/t.json', *bindings],
     timeout=600,
   )
   assert done.returncode == 0, done.stdout + done.stderr

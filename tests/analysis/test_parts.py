@@ -1,7 +1,5 @@
 """Parts of a model by the names of its operations."""
 
-from __future__ import annotations
-
 import pytest
 
 from lingvo_moe.analysis.parts import part_of, phase_of

@@ -1,7 +1,5 @@
 """Paired bootstrap: sacreBLEU's scores and p, and sentences that several languages share."""
 
-from __future__ import annotations
-
 import random
 
 import hypothesis

@@ -1,7 +1,5 @@
 """Collectives on a torus, their times worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Parts of lingvo-moe bench: the clock, comparisons of figures, profiles, steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -7,8 +7,6 @@ another result. A training that was killed, or had no room, must go on to the sa
 same weights. Prints a table, and each unclean case with what to type; the exit status is 1 if there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import pathlib

@@ -1,7 +1,5 @@
 """Bytes flipped at random in every kind of file of a run, of its token cache and of its corpus."""
 
-from __future__ import annotations
-
 import fnmatch
 import pathlib
 import random

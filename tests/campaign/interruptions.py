@@ -1,7 +1,5 @@
 """Trainings that are killed at random moments, or run out of disk; each must reach what an undisturbed one did."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A short campaign of faults; see __main__.py for longer ones."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The run that a campaign damages, the commands that read it, and what each of them answers."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -10,18 +10,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import TranslationRequest
 
 EOS = 0
-PIECES = [
-  b'',
-  b'',
-  *(bytes([b]) for b in b' abAB-'),
-  b' a',
-  b'ab',
-  b' ab',
-  b'ba',
-  '\u00df'.encode(),
-  b'\xc3',
-  b'\x9f',
-]
+PIECES = [b'', b'', *(bytes([b]) for b in b' abAB-'), b' a', b'ab', b' ab', b'ba', '\u00df'.encode(), b'\xc3', b'\x9f']
 
 
 def allowed(prefix, banned):

@@ -1,7 +1,5 @@
 """gin bindings: which reach the model, and what the others get."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -38,10 +36,7 @@ def test_a_binding_to_a_parent_that_a_nearer_class_overrides_is_refused(field, g
 
 
 def test_a_binding_to_the_class_that_sets_a_field_reaches_the_model():
-  assert read('FromEnglishDense.max_steps = 8', 'Dense.model_dim = 16', name=LARGE) == {
-    'max_steps': 8,
-    'model_dim': 16,
-  }
+  assert read('FromEnglishDense.max_steps = 8', 'Dense.model_dim = 16', name=LARGE) == {'max_steps': 8, 'model_dim': 16}
 
 
 def test_of_two_bindings_the_last_counts_unless_it_is_farther_from_the_model():

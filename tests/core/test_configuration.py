@@ -1,7 +1,5 @@
 """From a name and gin bindings to a configuration, and what mistakes get."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

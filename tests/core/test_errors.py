@@ -1,7 +1,5 @@
 """Messages: what they quote of values and of TensorFlow's errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from lingvo_moe.core import errors

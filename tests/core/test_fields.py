@@ -1,7 +1,5 @@
 """Fields of configurations: what their one line says, and what checks it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

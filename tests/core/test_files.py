@@ -1,7 +1,5 @@
 """Files of our own making: whole or not at all, also beside other writers and strangers' links."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

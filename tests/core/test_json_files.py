@@ -1,7 +1,5 @@
 """Small JSON files: every damage is either noticed, with a line that names the file, or changes nothing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Names of what a run leaves: what is written under a name is read by it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

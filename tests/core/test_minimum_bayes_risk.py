@@ -1,7 +1,5 @@
 """Minimum Bayes risk: chrF between samples is sacreBLEU's, and the sample that agrees most is the best."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sacrebleu.metrics import CHRF

@@ -1,7 +1,5 @@
 """A folder that appears whole or not at all, also where two commands write it."""
 
-from __future__ import annotations
-
 import errno
 import os
 

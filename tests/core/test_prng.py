@@ -1,7 +1,5 @@
 """Random numbers as a hash of (seed, step, name, position)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Progress of long work: plain lines in a log file, a bar that moves on a terminal of any width."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """Paragraphs: what is split, how translations are joined, and what is cut."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Weight specs: shapes, names, counts and initial values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

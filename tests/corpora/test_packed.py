@@ -1,7 +1,5 @@
 """Text files: what is read, what is refused and why, and the limit of what a packed file may unpack to."""
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip

@@ -1,7 +1,5 @@
 """Files of pairs: tables, TMX and JSON lines, pipes, and names of languages."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

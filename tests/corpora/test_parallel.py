@@ -1,7 +1,5 @@
 """Corpora: pairs and files in each layout, and error messages for damaged text."""
 
-from __future__ import annotations
-
 import ast
 import bz2
 import gzip

@@ -1,7 +1,5 @@
 """Preparation of a corpus: what is dropped and why, splits that share nothing, files that are whole or not there."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import random

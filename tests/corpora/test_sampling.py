@@ -1,7 +1,5 @@
 """Sampling: exact shares, every example once an epoch, and a stream that depends on (seed, number) alone."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sentences as they compare, and lines of which nothing can be seen."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine gives what the run gives, without TensorFlow; lines do not depend on each other."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import itertools

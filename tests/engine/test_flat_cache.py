@@ -1,7 +1,5 @@
 """Flat cache: what is kept stays with its positions, whether buffers are resized or not."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

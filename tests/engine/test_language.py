@@ -1,7 +1,5 @@
 """Language models of the engine: continuations are those of the run."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

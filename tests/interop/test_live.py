@@ -1,7 +1,5 @@
 """Imported and exported models against transformers itself, which must be installed: other seeds, from_pretrained."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess
@@ -44,11 +42,7 @@ def test_models_of_another_seed_are_equal_too(tmp_path):
       'NllbMoeForConditionalGeneration',
       {'tag_sides': 'both_source_last', 'second_choice': 'always', **IN_FULL},
     ),
-    (
-      'lm.mixtral.Mixtral8x7BTiny',
-      'MixtralForCausalLM',
-      IN_FULL,
-    ),
+    ('lm.mixtral.Mixtral8x7BTiny', 'MixtralForCausalLM', IN_FULL),
   ],
 )
 def test_a_model_trained_here_loads_there_with_the_same_ids_and_logits(name, architecture, values, tmp_path):

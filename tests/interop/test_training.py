@@ -1,7 +1,5 @@
 """Training of imported models against their own implementation: fixtures of tools/interop_fixtures.py."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

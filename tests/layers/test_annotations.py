@@ -1,7 +1,5 @@
 """Annotations of layers on a mesh: a program is traced, not compiled."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 

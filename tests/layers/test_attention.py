@@ -1,7 +1,5 @@
 """Attention against plain numpy: padded, causal, packed and incremental."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

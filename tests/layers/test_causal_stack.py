@@ -1,7 +1,5 @@
 """A decoder without an encoder: causal, with rotary positions, shared key/value heads, RMSNorm and gated layers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

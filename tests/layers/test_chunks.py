@@ -1,7 +1,5 @@
 """Rounds and chunks of a routing: each choice is served once, and outputs and gradients are those of one chunk."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

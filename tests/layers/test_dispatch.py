@@ -1,7 +1,5 @@
 """Dispatch and combine into slots: by hand, against plain loops, and the dispatchers against each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

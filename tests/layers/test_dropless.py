@@ -1,7 +1,5 @@
 """Dropless MoE layer: rounds under XLA's static shapes against a layer with room for all, on skewed routings."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Experts of every kind: each against a plain loop, with every dispatcher, alone and under every gate."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

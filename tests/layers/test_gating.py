@@ -1,7 +1,5 @@
 """Top-2 gating: slots, weights, losses and counts worked out by hand, then against a plain Python loop."""
 
-from __future__ import annotations
-
 import math
 
 import hypothesis

@@ -1,7 +1,5 @@
 """Grouped dispatch: choices sorted by expert, by hand and against a plain loop."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

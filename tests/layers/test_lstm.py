@@ -1,7 +1,5 @@
 """The LSTM against a plain NumPy loop, its gradients against finite differences, and a step at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

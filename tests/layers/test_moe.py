@@ -1,7 +1,5 @@
 """Mixture-of-experts layer against a dense sum over each token's two experts."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Normalisation by hand; LayerNorm's hand-written gradient against the one that TensorFlow derives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

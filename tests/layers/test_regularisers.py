@@ -1,7 +1,5 @@
 """Regularisers of MoE layers: dropout within experts and feed-forwards, output masking, second choices, gate scale."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

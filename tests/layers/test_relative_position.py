@@ -1,7 +1,5 @@
 """Relative positions: T5's buckets by hand, and a decoder that sees the same distances step by step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

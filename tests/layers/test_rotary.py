@@ -1,7 +1,5 @@
 """Rotary positions: angles by hand, and scores that depend on distances alone."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

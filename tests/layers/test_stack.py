@@ -1,7 +1,5 @@
 """Encoder and decoder stacks: where experts go, independent rows, scan and rematerialisation."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

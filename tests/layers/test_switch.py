@@ -1,7 +1,5 @@
 """Initial values, jitter and type of the router, as Switch Transformers (arXiv 2101.03961, section 2.4) have them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

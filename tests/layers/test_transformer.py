@@ -1,7 +1,5 @@
 """Transformer layer: its branches against attention and feed-forward."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

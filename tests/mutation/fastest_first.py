@@ -3,8 +3,6 @@
 Most mutants are caught by a test of milliseconds; without an order, one of half a minute may come first.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Name scopes of operations in hand-written gradients, by which tools group compiled operations by layer."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

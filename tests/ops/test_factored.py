@@ -1,7 +1,5 @@
 """Factored gradients: their product, norm and padding, and that TensorFlow accepts them as gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Grouped feed-forward on CPUs: every form against a plain loop; Looped runs only experts with rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Products with weights and their hand-written gradients, against einsum and its derived gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

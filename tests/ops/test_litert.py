@@ -1,7 +1,5 @@
 """LiteRT backend: its forms give the values of the reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

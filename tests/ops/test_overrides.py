@@ -1,7 +1,5 @@
 """Overrides of every backend against the reference: values and gradients."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Queue positions, by counting and by sorting, against a loop; and the stable sort."""
 
-from __future__ import annotations
-
 import hypothesis
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Softmax cross-entropy and its hand-written gradient, against autodiff of the plain formula."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Sub-batches of rows: results equal those of the whole batch, for any number of sub-batches."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

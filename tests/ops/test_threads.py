@@ -1,7 +1,5 @@
 """Thread policy of a CPU: it sets the number of sub-batches and parallel calls, and only a job sets it."""
 
-from __future__ import annotations
-
 import forks
 
 SCRIPT = """

@@ -1,7 +1,5 @@
 """Adafactor and Adam against plain numpy, over several steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Learning-rate schedules at steps with values known by hand."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """The report on a run: what it shows of a run that was written by hand, and what it says of what a run lacks."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 import math

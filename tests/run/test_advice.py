@@ -1,7 +1,5 @@
 """Advice: steps of an epoch before the first step, and an estimate of time after some."""
 
-from __future__ import annotations
-
 import time
 import types
 

@@ -1,7 +1,5 @@
 """Averages of checkpoints: NumPy's mean, in a run of its own that decodes, and nothing left of what goes wrong."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import random

@@ -1,7 +1,5 @@
 """Checkpoints: read back, kept or dropped, committed whole, and plain about what is wrong with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Record of a run's corpus: a change is said, file by file, and accepted only when told to."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Damage to the files of a run: a UserError that names the file, or the same result; nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

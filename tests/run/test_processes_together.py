@@ -1,7 +1,5 @@
 """Checkpoints and signals of several processes, each played by a thread: they wait for each other at the same steps."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Experts that are left out: which, and that tokens which did not choose them do not notice."""
 
-from __future__ import annotations
-
 import types
 
 import numpy as np
@@ -39,14 +37,7 @@ def test_languages_choose_the_pairs_between_them_or_else_those_that_have_one():
 @pytest.mark.parametrize('expert', ['relu', 'deep'])
 def test_tokens_whose_experts_are_kept_get_the_same_outputs(gate, expert):
   layer = lambda experts: MoE(
-    4,
-    8,
-    experts,
-    gate=table.GATES[gate](),
-    capacity_factor=None,
-    expert=expert,
-    shared_experts=1,
-    dispatch='einsum',
+    4, 8, experts, gate=table.GATES[gate](), capacity_factor=None, expert=expert, shared_experts=1, dispatch='einsum'
   )
   specs = weights_lib.flatten({'encoder': {'layer_01': {'moe': layer(6).weights()}}})
   rng = np.random.default_rng(1)

@@ -1,7 +1,5 @@
 """Log of a training run: totals over restarts, and dev losses of the parts of dev text."""
 
-from __future__ import annotations
-
 import json
 import types
 

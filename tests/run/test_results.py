@@ -1,7 +1,5 @@
 """Texts that an interrupted job has left: what is taken up again, and what is begun anew."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

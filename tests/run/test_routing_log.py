@@ -1,7 +1,5 @@
 """The logs of routing and of the environment: what is written, how often, and when a run goes on."""
 
-from __future__ import annotations
-
 import subprocess
 
 import numpy as np

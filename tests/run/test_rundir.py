@@ -1,7 +1,5 @@
 """Log directory: what a stranger's may hold, and what a run that cannot begin leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

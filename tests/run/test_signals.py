@@ -1,7 +1,5 @@
 """Signals of a trainer; what is done for them in a run is tested with the trainer."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """State of a training run: when it ends, and what a run that diverged is told."""
 
-from __future__ import annotations
-
 import math
 import types
 

@@ -1,7 +1,5 @@
 """Upcycling: a MoE model that begins with a dense one computes the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

@@ -1,7 +1,5 @@
 """The local runtime in bfloat16: copies of weights, losses near those of float32, and processors without the units."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import reversed_corpus

@@ -1,7 +1,5 @@
 """Topologies by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from lingvo_moe.core.errors import UserError

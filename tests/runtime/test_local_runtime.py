@@ -1,7 +1,5 @@
 """The local runtime: the same numbers as the pure program, and the same again after a restart."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

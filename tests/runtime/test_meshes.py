@@ -1,7 +1,5 @@
 """Meshes: a MoE layer compiles on every kind of mesh, with every dispatcher, unscanned and scanned; an LSTM too."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

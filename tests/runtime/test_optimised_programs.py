@@ -1,7 +1,5 @@
 """Programs with all optimisations of Grappler and XLA, as a user's have; those of other tests have few."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

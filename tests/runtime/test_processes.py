@@ -1,7 +1,5 @@
 """Processes of a run as a cluster's scheduler has started them, and the order of devices on a torus."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Rendezvous of the processes of a run: who is waited for, mistakes, strangers; in threads, without JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

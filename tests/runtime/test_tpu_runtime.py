@@ -4,8 +4,6 @@ A real TPUStrategy is given a faked topology and traces. Where steps are to run,
 a TPU has (partitioned resources, XLA's annotations) is put aside, and the rest of the runtime is at work.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re

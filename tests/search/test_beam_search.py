@@ -1,7 +1,5 @@
 """Flat beam search against an ordinary one, against exhaustive search, and against sums by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

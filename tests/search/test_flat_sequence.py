@@ -1,7 +1,5 @@
 """Decoding loop on a flat cache: a hypothesis uses the positions its ancestors wrote; unused ones are dropped."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

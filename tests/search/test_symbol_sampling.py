@@ -1,7 +1,5 @@
 """Sampling: which symbols are drawn, how often, and that a sample depends on its key alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

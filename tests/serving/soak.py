@@ -8,8 +8,6 @@ requests by outcome, seconds from request to answer at the 50th and the 99th per
 the server's resident memory over time.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import collections

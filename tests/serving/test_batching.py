@@ -1,7 +1,5 @@
 """Dynamic batching: who shares a batch, what is refused, what a failure or a cancellation leaves."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent import futures

@@ -1,7 +1,5 @@
 """Connections: how many there are, how long one waits for its client, and answers to what is no HTTP request."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -1,7 +1,5 @@
 """HTTP interface: LibreTranslate's form of questions and answers, limits, errors, metrics and the page, over a stub."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -125,11 +123,7 @@ def test_a_string_gives_a_string_and_a_list_a_list():
     {'q': 'abc', 'source': 'de', 'target': 'en'},
     {'q': ['abc', '', 'déf'], 'source': 'de', 'target': 'en', 'format': 'text', 'api_key': ''},
     {'q': []},
-  ) == [
-    (200, {'translatedText': 'cba'}),
-    (200, {'translatedText': ['cba', '', 'féd']}),
-    (200, {'translatedText': []}),
-  ]
+  ) == [(200, {'translatedText': 'cba'}), (200, {'translatedText': ['cba', '', 'féd']}), (200, {'translatedText': []})]
 
 
 def files_client(test):

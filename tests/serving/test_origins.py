@@ -1,7 +1,5 @@
 """Which hosts and origins are refused, by headers alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from lingvo_moe.core.errors import UserError

@@ -1,7 +1,5 @@
 """The job serve: what it refuses before it loads, how it drains, and a trained run behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

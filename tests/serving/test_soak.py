@@ -1,7 +1,5 @@
 """Soak: under 20 clients, some of whom hang up, no request is lost and memory does not grow. soak.py does it longer."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 

@@ -1,7 +1,5 @@
 """Choices of experts by part of the text."""
 
-from __future__ import annotations
-
 import types
 
 import numpy as np

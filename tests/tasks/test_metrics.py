@@ -1,7 +1,5 @@
 """Scalars of a training step's log."""
 
-from __future__ import annotations
-
 import types
 
 import numpy as np

@@ -1,7 +1,5 @@
 """lingvo-moe bench and tools/bench.py, as typed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Benchmarks of tools/bench.py: both forms of beam attention, a MoE layer, the input pipeline, two commits."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

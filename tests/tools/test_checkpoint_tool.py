@@ -1,7 +1,5 @@
 """lingvo-moe checkpoint, as typed; and checkpoints in slices, as several processes write them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

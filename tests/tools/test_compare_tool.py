@@ -1,7 +1,5 @@
 """lingvo-moe compare, as typed: two runs by their translations, sacreBLEU's own test, and answers to mistakes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

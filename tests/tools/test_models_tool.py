@@ -1,7 +1,5 @@
 """lingvo-moe models, as typed."""
 
-from __future__ import annotations
-
 import json
 
 import forks

@@ -1,7 +1,5 @@
 """tools/mutants.py: which mutants a sample has, and its table."""
 
-from __future__ import annotations
-
 import collections
 import pathlib
 import runpy

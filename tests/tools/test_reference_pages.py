@@ -1,7 +1,5 @@
 """Pages of the documentation that are made from the registered models."""
 
-from __future__ import annotations
-
 import pathlib
 
 import forks

@@ -1,7 +1,5 @@
 """A step that was exported gives the runtime's numbers, with neither TensorFlow nor this package."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

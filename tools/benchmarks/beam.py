@@ -6,8 +6,6 @@ reordering form, that of most systems, every hypothesis has its own keys and val
 child at every step: attention covers the fewest keys, but the whole cache is copied.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

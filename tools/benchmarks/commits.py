@@ -1,7 +1,5 @@
 """Comparison of two commits: this checkout as it is, and another commit in a temporary git worktree."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Benchmark of the input pipeline: the speed at which one core makes training batches from text."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

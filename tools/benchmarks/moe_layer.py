@@ -1,7 +1,5 @@
 """Benchmarks of one MoE layer: each dispatcher; and under XLA dropless in rounds, with room for all, or dropping."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -6,8 +6,6 @@ Makes a corpus of sparse text files, and a token cache whose shards are links to
 temporary folder; then reads statistics and the first batches, in a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Only numbers that the paper prints are here. Of figures that it draws (the bars 
 Figure 9), only the statements in its text are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

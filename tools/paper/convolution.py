@@ -1,7 +1,5 @@
 """XLA's general convolution, for gradients in GShard's Table 4; imports private modules of TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,8 +1,6 @@
 """What the experts of a run have learnt, as a page: their load in training, information on language and token, and a
 plot of who serves which language."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

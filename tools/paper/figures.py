@@ -3,8 +3,6 @@
 Each is made by a method of Figures. If a program could not be compiled, its cells are '-'.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """Comparison of gates from the runs that trained with them: quality, dropped choices, balance, entropy and pace."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any

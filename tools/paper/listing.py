@@ -1,7 +1,5 @@
 """GShard's annotated MoE layer as section 3.2 prints it, and with one more annotation: operators for partitioned.py."""
 
-from __future__ import annotations
-
 import functools
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Table 4 of the paper (partitioned operators) and related cases, measured here, as blocks of Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.core.errors import UserError

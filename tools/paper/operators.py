@@ -6,8 +6,6 @@ proportional to D, as in Table 4, so that the work and communication of a device
 partitioned.py runs them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

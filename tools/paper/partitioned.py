@@ -6,8 +6,6 @@ has padding at its end, which the program cuts off first, and the result is padd
 devices, as XLA's own parts have the same length.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Plots of pages, as PNG files: stacked bars, grouped bars, lines and heat maps."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ group needs (ops/xla.py). Times are given for one round, which is perfect balanc
 experts at random, all experts alike; and for tokens some of whose experts are SKEW times as likely as the average.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping

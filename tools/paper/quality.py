@@ -4,8 +4,6 @@ Curves of the dev loss over tokens and seconds; Table 2, tokens until a loss is 
 beside quality; Figure 6, differences by language, the largest training sets first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The key of a report is what was compiled: the model's resolved configuration, th
 code is not part of the key: after a change, use a new folder or delete files to compile again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 A token counts 1 in every layer, divided among its choices as the gate weighs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

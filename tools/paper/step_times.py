@@ -1,7 +1,5 @@
 """Time of a step by part of the model and by phase, next to Figure 8 and section 5.2 of the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ One folder serves every platform (see lowering.exported): JAX compiles it for th
 Run on CPUs and on a GPU (H200). NOT RUN on a TPU: the tests lower one file for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

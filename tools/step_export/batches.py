@@ -4,8 +4,6 @@ Every sentence is stored once, and a batch as the numbers of its sentences: some
 where the arrays would take half a gigabyte.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Expert choice: which tokens an expert takes, by hand and against sorting, and what a row's output depends on."""
 
-from __future__ import annotations
-
 import hypothesis
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Hierarchical gate: two levels against a plain loop, its loss, and the sizes that it makes possible."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

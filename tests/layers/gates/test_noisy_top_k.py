@@ -1,7 +1,5 @@
 """Noisy top-k gate: zero weights at first, its noise, importance and load losses by hand and by sampling."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,10 +12,7 @@ from lingvo_moe.layers.gates import noisy_top_k
 from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 
 X_GSM = tf.random.stateless_normal([2, 9, 6], [0, 1])
-THETA = {
-  'gate': tf.random.stateless_normal([6, 5], [0, 2]),
-  'gate_noise': tf.random.stateless_normal([6, 5], [0, 3]),
-}
+THETA = {'gate': tf.random.stateless_normal([6, 5], [0, 2]), 'gate_noise': tf.random.stateless_normal([6, 5], [0, 3])}
 KEYS_GS = prng.bits(prng.key(1), [2, 9])
 
 

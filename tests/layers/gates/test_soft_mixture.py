@@ -1,7 +1,5 @@
 """Soft mixture: the weighted sum of all experts, and the two losses of 1991."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

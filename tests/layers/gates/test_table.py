@@ -1,7 +1,5 @@
 """Gates by name: the options that each takes, and a gate of one's own, which is a class and a line."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 
@@ -26,12 +24,7 @@ from lingvo_moe.tasks import sizes
 from lingvo_moe.tasks.mt.task import TranslationTask
 
 OPTIONS = types.SimpleNamespace(
-  choices=3,
-  second_choice='always',
-  gate_init_scale=0.1,
-  capacity_factor=1.5,
-  groups_of_experts=4,
-  dispatch='gather',
+  choices=3, second_choice='always', gate_init_scale=0.1, capacity_factor=1.5, groups_of_experts=4, dispatch='gather'
 )
 
 

@@ -1,7 +1,5 @@
 """Top-k and Switch gates: choices, weights and losses by hand, and against top-2."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,11 +10,7 @@ from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 from lingvo_moe.layers.moe import MoE
 
-PROBABILITIES = [
-  [0.4, 0.3, 0.2, 0.1],
-  [0.1, 0.2, 0.3, 0.4],
-  [0.6, 0.1, 0.1, 0.2],
-]
+PROBABILITIES = [[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.6, 0.1, 0.1, 0.2]]
 
 
 def route(layer, probabilities=PROBABILITIES, paddings=None, capacity=None):
@@ -32,9 +26,7 @@ def test_three_choices_by_hand():
   routing = route(TopK(3))
   np.testing.assert_array_equal(routing.expert_GSR[0], [[0, 1, 2], [3, 2, 1], [0, 3, 1]])
   np.testing.assert_allclose(
-    routing.weight_GSR[0],
-    [[4 / 9, 3 / 9, 2 / 9], [4 / 9, 3 / 9, 2 / 9], [6 / 9, 2 / 9, 1 / 9]],
-    rtol=1e-6,
+    routing.weight_GSR[0], [[4 / 9, 3 / 9, 2 / 9], [4 / 9, 3 / 9, 2 / 9], [6 / 9, 2 / 9, 1 / 9]], rtol=1e-6
   )
   # Expert 1 is second choice of token 0 and third of tokens 1 and 2.
   np.testing.assert_array_equal(routing.slot_GSR[0], [[0, 0, 1], [0, 0, 1], [1, 1, 2]])

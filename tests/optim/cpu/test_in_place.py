@@ -1,7 +1,5 @@
 """Updates in place on a CPU, compiled by XLA or stacked, against those of the optimizer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Input of denoising: batches of (seed, step) alone, each token in a window once an epoch, fixed held-out noise."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 

@@ -1,7 +1,5 @@
 """The denoising model: its loss by file, and that what fills in a span has the probability of the full pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types
@@ -130,9 +128,7 @@ def test_a_text_may_have_fewer_answers_than_are_asked_for():
   arrays = np.array([[[5, 2], [0, 0]]]), np.array([[2, 0]]), np.array([[-1.0, none]]), np.array([[-0.5, none]])
   runner = types.SimpleNamespace(row_multiple=1, function=lambda f: lambda batch: beam_search.Hypotheses(*arrays, 2))
   vocab = types.SimpleNamespace(
-    encode=lambda text: [5, 13],
-    is_sentinel=lambda id: id == 13,
-    fill=lambda source, ids: f'{source.tolist()} {ids}',
+    encode=lambda text: [5, 13], is_sentinel=lambda id: id == 13, fill=lambda source, ids: f'{source.tolist()} {ids}'
   )
   [found] = Filler(CONFIG, vocab, runner, n_best=2).translate(['']).hypotheses
   assert found == [Hypothesis('[5, 13, 2] [5, 2]', -0.5, -1.0)]

@@ -1,7 +1,5 @@
 """Span corruption: masks, inputs and targets, worked by hand and against what they are made of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Competing experts in the output softmax: the competitive loss of 1991 in a language model."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Input of language models: every token once an epoch, batches of (seed, step) alone, held-out tokens counted once."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import os

@@ -1,7 +1,5 @@
 """The language model: its loss, and that continuations are those of the full pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

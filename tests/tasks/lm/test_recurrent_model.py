@@ -1,7 +1,5 @@
 """The recurrent language model: segments, padding, and that continuations are those of the full pass."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

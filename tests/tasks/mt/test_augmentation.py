@@ -1,7 +1,5 @@
 """Subword sampling and noise: which batches change, that they depend on their step alone, and what the noise is."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -131,11 +129,7 @@ def test_shares_are_of_known_kinds(field, value):
 def test_noise_is_of_its_kind():
   source, target = 'Der Hund, der bellt, läuft.', 'The dog that barks is running.'
   made = {kind: {noise.add(kind, source, target, key) for key in range(60)} for kind in noise.KINDS}
-  assert made['case'] == {
-    (source.upper(), target.upper()),
-    (source.title(), target.title()),
-    (source.lower(), target),
-  }
+  assert made['case'] == {(source.upper(), target.upper()), (source.title(), target.title()), (source.lower(), target)}
   assert made['punctuation'] == {(source[:-1], target), ('Der Hund der bellt läuft', target)}
   assert {t for kind in ('words', 'typos', 'punctuation') for _, t in made[kind]} == {target}
   assert all(len(s.split()) == 4 and set(s.split()) < set(source.split()) for s, _ in made['words'])

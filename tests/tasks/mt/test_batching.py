@@ -1,7 +1,5 @@
 """Batch plans: buckets, packing, and the rules for all plans."""
 
-from __future__ import annotations
-
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np

@@ -1,7 +1,5 @@
 """Translating batches and sentences: a translation depends on its source alone, and its log-probability is true."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

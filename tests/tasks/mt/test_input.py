@@ -1,7 +1,5 @@
 """Input: contents of batches, which depend on (seed, step) alone, and the token cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

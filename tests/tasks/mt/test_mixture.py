@@ -1,7 +1,5 @@
 """Mixtures of corpora: what a line says, and that batches follow it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

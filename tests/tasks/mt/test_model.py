@@ -1,7 +1,5 @@
 """The translation model: its loss, and that a translation depends on its source alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import hypothesis

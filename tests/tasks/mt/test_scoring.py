@@ -1,7 +1,5 @@
 """Scores of translations: equal to sacreBLEU's own, and their table."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 

@@ -1,7 +1,5 @@
 """Vocabularies: ids, round trips in many scripts, training, and error messages."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

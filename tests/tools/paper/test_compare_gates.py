@@ -1,7 +1,5 @@
 """The table of gates: means over the last logged steps, by hand, and the tool as typed."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

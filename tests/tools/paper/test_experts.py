@@ -1,7 +1,5 @@
 """The page on what experts have learnt: tables by hand, and the tool as typed."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """Partitioned operators: equal to those on one device, with the collectives that GShard's Table 4 and A.4 name."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import random

@@ -1,7 +1,5 @@
 """Tables and figures of the paper, with a stand-in for lingvo-moe cost, and once with the real one."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Table of all programs: the cases, rounds of random and of skewed routing, and times by rounds."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

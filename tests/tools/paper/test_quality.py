@@ -1,7 +1,5 @@
 """Quality beside cost from recorded results: numbers by hand, and the tool as typed."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

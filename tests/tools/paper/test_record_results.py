@@ -1,7 +1,5 @@
 """tools/record_results.py, as typed: what a run reached, as lines that are added once."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import math

@@ -1,7 +1,5 @@
 """What experts have learnt, by hand: information on language and token, distances between languages."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
