@@ -27,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,7 @@ from lingvo_moe.machine import Machine, RuntimeOptions
 from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
 from lingvo_moe.run.process_group import ProcessGroup
-from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, job_of_export, task_of
+from lingvo_moe.tasks.task import HeldOutJob, HeldOutOptions, TaskConfig, job_of_export, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -156,27 +155,34 @@ def print_scores(results: Results, step: int, summary: Mapping[str, Any], comman
 
 def results_of_export(options: Options, model: ExportedModel) -> Results:
   """The folder of results of an export for the engine, in --out or the export, with the job that makes them."""
+  job = job_of_export(model, _held_out(options), options.data_dir, options.pairs)
+  return _results(options, job, model.path, lambda step: model.fingerprint, has_events=False)
+
+
+def _held_out(options: Options, trained: TaskConfig | None = None) -> HeldOutOptions:
+  first = options.split, options.max_sentences, options.score, options.batch_tokens
+  return HeldOutOptions(*first, trained, options.split_sentences, options.request)
+
+
+def _results(
+  options: Options,
+  job: HeldOutJob,
+  home: str,
+  fingerprint: Callable[[int], str],
+  group: ProcessGroup = process_group.ALONE,
+  has_events: bool = True,
+) -> Results:
   from lingvo_moe.run.results import Results
 
-  held_out = HeldOutOptions(
-    options.split,
-    options.max_sentences,
-    options.score,
-    split_sentences=options.split_sentences,
-    request=options.request,
-  )
-  job = job_of_export(model, held_out, options.data_dir, options.pairs)
   if job.warning:
-    print(f'warning: {job.warning}', file=sys.stderr)
-  root = options.out or log_directory.results_dir(model.path, options.split)
-  fingerprint = lambda step: model.fingerprint
-  return Results(root, job, model.path, fingerprint, options.overwrite, given=bool(options.out), has_events=False)
+    group.say(f'warning: {job.warning}')
+  root = options.out or log_directory.results_dir(home, options.split)
+  return Results(root, job, home, fingerprint, options.overwrite, bool(options.out), has_events)
 
 
 def set_up(run: RunDir, options: Options, machine: Machine, members: Sequence[Member] = ()) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
   from lingvo_moe.run import ensemble
-  from lingvo_moe.run.results import Results
 
   group = machine.group
   of_task = {name: getattr(options, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}
@@ -186,16 +192,10 @@ def set_up(run: RunDir, options: Options, machine: Machine, members: Sequence[Me
   runtime = machine.make_runtime(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = group.on_all(lambda: run.load()[1]) if given else None
-  first = options.split, options.max_sentences, options.score, options.batch_tokens
-  held_out = HeldOutOptions(*first, trained, options.split_sentences, options.request)
-  job = group.on_all(lambda: task_of(config).held_out_job(runtime, held_out))
+  job = group.on_all(lambda: task_of(config).held_out_job(runtime, _held_out(options, trained)))
   if members:
     job.settings['ensemble'] = [member.run.checkpoints().fingerprint(member.step) for member in members]
-  if job.warning:
-    group.say(f'warning: {job.warning}')
-  root = options.out or log_directory.results_dir(run.path, options.split)
-  fingerprint = run.checkpoints().fingerprint
-  return runtime, Results(root, job, run.path, fingerprint, options.overwrite, given=bool(options.out))
+  return runtime, _results(options, job, run.path, run.checkpoints().fingerprint, group)
 
 
 def _check_split(run: RunDir, config: TaskConfig, options: Options) -> None:

@@ -12,13 +12,13 @@ import time
 import forks
 import numpy as np
 import pytest
+import reversed_corpus
 import sacrebleu
 import tensorflow as tf
-from whole_state import WholeState
+import untrained_run
 
 from lingvo_moe import decoder
 from lingvo_moe.analysis import translations
-from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import results
@@ -30,8 +30,6 @@ from lingvo_moe.tasks.task import task_of
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
-MODEL = 'mt.cldr.Tiny'
-WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 PAIRS = ('xx-en', 'yy-en')
 LONG = 'nine ' * 60
 TEST_SOURCES = ['eno', '', 'owt eno', LONG, 'xis', 'net eno owt', '   ']
@@ -47,41 +45,17 @@ def corpus(tmp_path_factory):
   root = tmp_path_factory.mktemp('corpus')
   rng = random.Random(0)
   for pair in PAIRS:
-    (root / pair).mkdir()
-    targets = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(200)]
-    write_lines(root / pair / 'train.en', targets)
-    write_lines(root / pair / f'train.{pair[:2]}', [line[::-1] for line in targets])
+    reversed_corpus.write_lines(root / pair, 'train', reversed_corpus.draw(rng, 200))
     write_lines(root / pair / 'test.en', TEST_TARGETS)
     write_lines(root / pair / f'test.{pair[:2]}', TEST_SOURCES if pair == 'xx-en' else TEST_SOURCES[::-1])
   return root
 
 
-def state_of(config, step, seed):
-  """Initial weights as a checkpoint; larger than usual, so that translations are not all alike."""
-  state = dataclasses.replace(config.program(), seed=seed).init()
-  weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
-  return {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': {}}
-
-
 @pytest.fixture(scope='module')
 def begun(corpus, tmp_path_factory):
   """A run that nobody trained, with checkpoints of steps 1 and 2 of which 1 is the best; treat it as read-only."""
-  run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
-  config = configuration.resolve(
-    MODEL,
-    data_dir=str(corpus),
-    source_vocab_size=282,
-    target_vocab_size=280,
-    max_length=32,
-    length_norm_alpha=2.0,
-    encoder_layers=1,
-    decoder_layers=1,
-    moe_every=1,
-  )
-  config = run.begin(MODEL, config)
-  for step, dev_loss in ((1, 2.0), (2, 3.0)):
-    run.checkpoints().save(WholeState(state_of(config, step, seed=step)))
-    run.checkpoints().note_dev_loss(step, dev_loss)
+  fields = {'source_vocab_size': 282, 'length_norm_alpha': 2.0}
+  run = untrained_run.begin(tmp_path_factory.mktemp('run'), corpus, {1: 2.0, 2: 3.0}, **fields)
   run.finish(2, 'max_steps')
   return run
 
@@ -234,7 +208,7 @@ def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(run
   decode(run, once=True, pairs='xx-en')
   before, checkpoints = read(run, 2, 'xx-en.hyp'), run.checkpoints()
   shutil.rmtree(os.path.dirname(checkpoints.path(2)))
-  checkpoints.save(WholeState(state_of(run.load()[1], 2, seed=7)))
+  checkpoints.save(untrained_run.state_of(run.load()[1], 2, seed=7))
   decode(run, once=True, pairs='xx-en')
   assert 'replacing' in capsys.readouterr().err
   expected = [h[0].text for h in translator_of(run, 2).translate(TEST_SOURCES).hypotheses]

@@ -15,12 +15,12 @@ import time
 
 import numpy as np
 import pytest
+import reversed_corpus
 import tensorflow as tf
-from whole_state import WholeState
+import untrained_run
 
 from lingvo_moe import decoder, translate
 from lingvo_moe.commands import launch as launcher
-from lingvo_moe.core import configuration
 from lingvo_moe.run import results
 from lingvo_moe.run.rundir import RunDir
 
@@ -41,14 +41,11 @@ PYTHON = sys.executable
 
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('corpus') / 'xx-en'
-  folder.mkdir()
-  rng = random.Random(0)
+  folder, rng = tmp_path_factory.mktemp('corpus'), random.Random(0)
   for split, lines in (('train', 300), ('dev', 8)):
-    target = [' '.join(rng.choices(['one', 'two', 'three', 'four', 'five'], k=rng.randint(1, 7))) for _ in range(lines)]
-    (folder / f'{split}.en').write_text('\n'.join(target) + '\n')
-    (folder / f'{split}.xx').write_text('\n'.join(line[::-1] for line in target) + '\n')
-  return folder.parent
+    targets = reversed_corpus.draw(rng, lines, ['one', 'two', 'three', 'four', 'five'])
+    reversed_corpus.write_lines(folder / 'xx-en', split, targets)
+  return folder
 
 
 def command(corpus, logdir, *more):
@@ -244,13 +241,7 @@ def begun(corpus, tmp_path_factory):
   """A run that nobody trained, with a checkpoint of step 1."""
   for side in ('xx', 'en'):
     (corpus / 'xx-en' / f'test.{side}').write_text(''.join(f'{line}\n' for line in SOURCES))
-  run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
-  sizes = {'source_vocab_size': 282, 'target_vocab_size': 280, 'encoder_layers': 1, 'decoder_layers': 1}
-  config = configuration.resolve('mt.cldr.Tiny', data_dir=str(corpus), max_length=32, moe_every=1, **sizes)
-  config = run.begin('mt.cldr.Tiny', config)
-  state = config.program().init()
-  weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
-  run.checkpoints().save(WholeState({'step': tf.constant(1, tf.int64), 'weights': weights, 'slots': {}}))
+  run = untrained_run.begin(tmp_path_factory.mktemp('run'), corpus, {1: 2.0}, source_vocab_size=282)
   run.finish(1, 'max_steps')
   return run
 

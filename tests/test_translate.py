@@ -1,6 +1,5 @@
 """Translating standard input: a line in, a line out, at once."""
 
-import dataclasses
 import functools
 import io
 import os
@@ -9,11 +8,10 @@ import subprocess
 import sys
 
 import pytest
-import tensorflow as tf
-from whole_state import WholeState
+import reversed_corpus
+import untrained_run
 
 from lingvo_moe import translate
-from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -21,8 +19,6 @@ from lingvo_moe.tasks.task import task_of
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
-MODEL = 'mt.cldr.Tiny'
-WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 LINES = ['eno', '', 'owt eno', 'net xis', 'eerht']
 LONG = 'nine ' * 60
 
@@ -31,32 +27,9 @@ def make_run(folder, pairs):
   """A run that nobody trained."""
   rng = random.Random(0)
   for pair in pairs:
-    (folder / 'corpus' / pair).mkdir(parents=True)
-    source, target = pair.split('-')
-    targets = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(200)]
-    (folder / 'corpus' / pair / f'train.{target}').write_text('\n'.join(targets) + '\n')
-    (folder / 'corpus' / pair / f'train.{source}').write_text('\n'.join(t[::-1] for t in targets) + '\n')
-  run = RunDir(str(folder / 'log'))
-  config = configuration.resolve(
-    MODEL,
-    data_dir=str(folder / 'corpus'),
-    pairs='',
-    source_vocab_size=286,
-    target_vocab_size=280,
-    max_length=32,
-    length_norm_alpha=2.0,
-    encoder_layers=1,
-    decoder_layers=1,
-    moe_every=1,
-  )
-  config = run.begin(MODEL, config)
-  for step, dev_loss in ((1, 2.0), (2, 3.0)):
-    state = dataclasses.replace(config.program(), seed=step).init()
-    weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
-    state = {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': {}}
-    run.checkpoints().save(WholeState(state))
-    run.checkpoints().note_dev_loss(step, dev_loss)
-  return run
+    reversed_corpus.write_lines(folder / 'corpus' / pair, 'train', reversed_corpus.draw(rng, 200))
+  fields = {'pairs': '', 'source_vocab_size': 286, 'length_norm_alpha': 2.0}
+  return untrained_run.begin(folder, folder / 'corpus', {1: 2.0, 2: 3.0}, **fields)
 
 
 @pytest.fixture(scope='module')

@@ -8,6 +8,7 @@ import shutil
 import forks
 import numpy as np
 import pytest
+import reversed_corpus
 import tensorflow as tf
 import tiny_config
 from whole_state import WholeState
@@ -194,21 +195,13 @@ def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
     averaging.average(run, [1, 2], str(tmp_path / 'file' / 'out'))
 
 
-def write_lines(path, lines):
-  path.write_text(''.join(line + '\n' for line in lines))
-
-
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   """A real run with two checkpoints, neither of them trained."""
   root = tmp_path_factory.mktemp('corpus')
-  rng = random.Random(0)
-  (root / 'xx-en').mkdir()
-  targets = [' '.join(rng.choices(['one', 'two', 'three', 'four'], k=rng.randint(1, 7))) for _ in range(200)]
-  write_lines(root / 'xx-en' / 'train.en', targets)
-  write_lines(root / 'xx-en' / 'train.xx', [line[::-1] for line in targets])
-  write_lines(root / 'xx-en' / 'test.en', targets[:3])
-  write_lines(root / 'xx-en' / 'test.xx', [line[::-1] for line in targets[:3]])
+  targets = reversed_corpus.draw(random.Random(0), 200, ['one', 'two', 'three', 'four'])
+  reversed_corpus.write_lines(root / 'xx-en', 'train', targets)
+  reversed_corpus.write_lines(root / 'xx-en', 'test', targets[:3])
   run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
   sizes = dict(
     source_vocab_size=275, target_vocab_size=272, max_length=16, encoder_layers=1, decoder_layers=1, moe_every=1

@@ -7,10 +7,9 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from language_models import on_backend, stacked
 from random_theta import theta_of
 
-from lingvo_moe.core import weights
-from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import padded
@@ -47,19 +46,12 @@ CONFIG = DenoisingConfig(
 MODEL = CONFIG.model()
 THETA = theta_of(MODEL, seed=2, scale=0.6)
 SOURCES = [np.array(ids) for ids in ([5, 13, 6, EOS], [13, 4, 5, 6, 7, 8, 9, 12, 5, EOS], [9, 13, EOS])]
-BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
 
 
 def search(config=CONFIG, theta=THETA, sources=SOURCES, kind='cpu', n_best=3):
   batch = padded(sources, len(sources) + 1, 16).as_source()
-
-  def run(theta, batch):
-    with backend.use(BACKENDS[kind]):
-      return inference.search(config.model(), theta, batch, config, n_best)
-
-  if kind == 'xla' or config.scan_layers:  # other programs run once, sooner than they are traced
-    run = tf.function(run, autograph=False, jit_compile=kind == 'xla')
-  return tf.nest.map_structure(lambda t: t.numpy(), run(theta, {k: tf.constant(v) for k, v in batch.items()}))
+  run = lambda theta, batch: inference.search(config.model(), theta, batch, config, n_best)
+  return on_backend(kind, run, theta, batch, traced=config.scan_layers)
 
 
 plainly = functools.cache(search)
@@ -84,11 +76,7 @@ def test_an_answer_depends_on_its_source_alone():
 
 def test_a_scanned_stack_answers_as_an_unrolled_one_does():
   config = dataclasses.replace(CONFIG, scan_layers=True, remat='block')
-  flat, theta = weights.flatten(THETA), {}
-  for name, spec in weights.flatten(config.model().weights()).items():
-    layers = weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
-    theta[name] = flat[name] if layers is None else tf.stack([flat[layer] for layer in layers])
-  scanned, plain = search(config, weights.unflatten(theta)), plainly()
+  scanned, plain = search(config, stacked(THETA, config.model())), plainly()
   np.testing.assert_array_equal(scanned.ids_BWT, plain.ids_BWT)
   np.testing.assert_allclose(scanned.log_probs_BW, plain.log_probs_BW, rtol=1e-4)
 

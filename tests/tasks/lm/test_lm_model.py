@@ -3,18 +3,19 @@
 import dataclasses
 import types
 
+import language_models
 import numpy as np
 import pytest
 import tensorflow as tf
+from language_models import PROMPTS
 from random_theta import theta_of
 
-from lingvo_moe.core import prng, weights
-from lingvo_moe.ops import backend, cpu, xla
+from lingvo_moe.ops import backend, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.task import Hypothesis, task_of
-from lingvo_moe.tasks.vocab import BOS, EOS
+from lingvo_moe.tasks.vocab import BOS
 
 CONFIG = LmConfig(
   vocab_size=12,
@@ -38,13 +39,10 @@ CONFIG = LmConfig(
 )
 MODEL = CONFIG.model()
 THETA = theta_of(MODEL, seed=3, scale=0.6)
-PROMPTS = [np.array([BOS]), np.array([BOS, 5, 6, 7, 8, 9, 4, 5, 6, 11]), np.array([BOS, 9, 4])]
 
 
-def batch_of(rows, segments=None):
-  labels = np.array(rows, np.int32)
-  inputs = np.concatenate([np.full([len(rows), 1], BOS, np.int32), labels[:, :-1]], axis=1)
-  return {'inputs': inputs, 'labels': labels, 'segments': np.ones_like(labels) if segments is None else segments}
+def generate(config, n_best, prompts=PROMPTS, theta=THETA, first=0):
+  return language_models.generate(config, theta, n_best, prompts, first=first)
 
 
 def test_the_loss_is_the_mean_of_minus_log_p_of_the_tokens_that_count():
@@ -63,49 +61,15 @@ def test_the_loss_is_the_mean_of_minus_log_p_of_the_tokens_that_count():
 
 
 def test_packed_documents_score_as_in_rows_of_their_own():
-  first, second = [4, 5, 6, EOS], [7, 8, EOS]
-  packed = batch_of([[*first, *second, 0]], np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32))
-  packed['inputs'][0, 4] = BOS
-  together = MODEL.token_scores(THETA, packed)[0]
-  np.testing.assert_allclose(together[:4], MODEL.token_scores(THETA, batch_of([first]))[0], atol=1e-4)
-  np.testing.assert_allclose(together[4:7], MODEL.token_scores(THETA, batch_of([second]))[0], atol=1e-4)
-
-
-def log_p_of(prompt, ids):
-  """log p of a continuation, by the full pass over prompt and continuation."""
-  row = [*prompt[1:], *ids]
-  return float(tf.reduce_sum(MODEL.token_scores(THETA, batch_of([row]))[0, len(prompt) - 1 :]))
-
-
-BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
-
-
-def generate(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
-  width = generation.width_of(config, n_best)
-  batch = generation.prompt_arrays(prompts, config, width, len(prompts) + 1, first)
-  batch = {name: tf.constant(value) for name, value in batch.items()}
-
-  def run(theta, batch):
-    with backend.use(BACKENDS[kind]):
-      return generation.generate(config.model(), theta, batch, config, n_best)
-
-  if kind == 'xla' or config.scan_layers:  # other programs run once, sooner than they are traced
-    run = tf.function(run, autograph=False, jit_compile=kind == 'xla')
-  return tf.nest.map_structure(lambda t: t.numpy(), run(theta, batch))
+  language_models.check_packed(MODEL, THETA)
 
 
 @pytest.mark.parametrize('search', ['sample', 'greedy', 'beam'])
 def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
-  wide = dataclasses.replace(
-    CONFIG, window=32, batch_tokens=64, search=search
-  )  # prompts and continuations fit in the window
+  # Prompts and continuations fit in the window.
+  wide = dataclasses.replace(CONFIG, window=32, batch_tokens=64, search=search)
   found = generate(wide, n_best=1 if search == 'greedy' else 2)
-  assert not found.lengths_BW[-1].any()  # a row without a prompt
-  for row, prompt in enumerate(PROMPTS):
-    for w, length in enumerate(found.lengths_BW[row]):
-      ids = found.ids_BWT[row, w, :length].tolist()
-      assert 1 <= length <= 5 and EOS not in ids[:-1]
-      np.testing.assert_allclose(found.log_probs_BW[row, w], log_p_of(prompt, ids), rtol=1e-3, atol=1e-3)
+  language_models.check_log_probs(MODEL, THETA, found, longest=5)
   if search == 'greedy':
     sampled = generate(dataclasses.replace(wide, search='sample', top_k=1), n_best=1)
     np.testing.assert_array_equal(found.ids_BWT, sampled.ids_BWT)
@@ -114,12 +78,7 @@ def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
 @pytest.mark.parametrize('search', ['sample', 'beam'])
 @pytest.mark.parametrize('kind', [pytest.param('xla', marks=pytest.mark.slow), 'reference'])
 def test_backends_go_on_alike(kind, search):
-  config = dataclasses.replace(CONFIG, search=search)
-  ours, theirs = generate(config, 2), generate(config, 2, kind=kind)
-  np.testing.assert_array_equal(ours.lengths_BW, theirs.lengths_BW)
-  width = ours.ids_BWT.shape[2]
-  np.testing.assert_array_equal(ours.ids_BWT, theirs.ids_BWT[:, :, :width])
-  np.testing.assert_allclose(ours.log_probs_BW[:-1], theirs.log_probs_BW[:-1], rtol=1e-4)
+  language_models.check_alike(dataclasses.replace(CONFIG, search=search), THETA, kind)
 
 
 def test_under_xla_a_prompt_has_room_for_any_number_of_samples():
@@ -137,13 +96,7 @@ def test_under_xla_a_prompt_has_room_for_any_number_of_samples():
 
 def test_a_scanned_stack_goes_on_as_an_unrolled_one_does():
   config = dataclasses.replace(CONFIG, scan_layers=True, remat='block')
-  stacked = weights.flatten(config.model().weights())
-  flat = weights.flatten(THETA)
-  theta = {}
-  for name, spec in stacked.items():
-    layers = weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
-    theta[name] = flat[name] if layers is None else tf.stack([flat[layer] for layer in layers])
-  scanned, plain = generate(config, 2, theta=weights.unflatten(theta)), generate(CONFIG, 2)
+  scanned, plain = generate(config, 2, theta=language_models.stacked(THETA, config.model())), generate(CONFIG, 2)
   np.testing.assert_array_equal(scanned.ids_BWT, plain.ids_BWT)
   np.testing.assert_allclose(scanned.log_probs_BW, plain.log_probs_BW, rtol=1e-4)
 
@@ -186,11 +139,7 @@ def test_micro_batches_have_the_gradients_of_the_whole():
 
 
 def test_dropout_needs_a_key():
-  model = dataclasses.replace(MODEL, input_dropout=0.5)
-  batch = task_of(CONFIG).random_batch()
-  np.testing.assert_array_equal(model.logits(THETA, batch)[0], MODEL.logits(THETA, batch)[0])
-  keys = prng.fold(prng.key(0), tf.range(4))
-  assert np.any(np.abs(model.logits(THETA, batch, keys)[0] - MODEL.logits(THETA, batch, keys)[0]) > 0.1)
+  language_models.check_dropout(CONFIG, MODEL, dataclasses.replace(MODEL, input_dropout=0.5), THETA)
 
 
 def test_a_prompt_may_have_fewer_continuations_than_are_asked_for():

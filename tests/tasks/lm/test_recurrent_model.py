@@ -2,20 +2,18 @@
 
 import dataclasses
 
+import language_models
 import numpy as np
 import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
-from lingvo_moe.ops import backend, cpu, xla
-from lingvo_moe.tasks.lm import generation
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.tasks.lm.config import RecurrentConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.vocab import BOS, EOS
 
 CONFIG = RecurrentConfig(
   vocab_size=12,
@@ -37,14 +35,6 @@ CONFIG = RecurrentConfig(
 )
 MODEL = CONFIG.model()
 THETA = theta_of(MODEL, seed=3, scale=0.8)
-PROMPTS = [np.array([BOS]), np.array([BOS, 5, 6, 7, 8, 9, 4, 5, 6, 11]), np.array([BOS, 9, 4])]
-BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
-
-
-def batch_of(rows, segments=None):
-  labels = np.array(rows, np.int32)
-  inputs = np.concatenate([np.full([len(rows), 1], BOS, np.int32), labels[:, :-1]], axis=1)
-  return {'inputs': inputs, 'labels': labels, 'segments': np.ones_like(labels) if segments is None else segments}
 
 
 def test_each_layer_is_added_to_its_input_and_experts_go_through_a_sigmoid():
@@ -68,45 +58,17 @@ def test_no_position_sees_a_later_one_and_padding_changes_nothing():
 
 
 def test_packed_documents_score_as_in_rows_of_their_own():
-  first, second = [4, 5, 6, EOS], [7, 8, EOS]
-  packed = batch_of([[*first, *second, 0]], np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32))
-  packed['inputs'][0, 4] = BOS
-  together = MODEL.token_scores(THETA, packed)[0]
-  np.testing.assert_allclose(together[:4], MODEL.token_scores(THETA, batch_of([first]))[0], atol=1e-4)
-  np.testing.assert_allclose(together[4:7], MODEL.token_scores(THETA, batch_of([second]))[0], atol=1e-4)
+  packed, together = language_models.check_packed(MODEL, THETA)
   whole = dict(packed, segments=np.minimum(packed['segments'], 1))
   assert np.max(np.abs(MODEL.token_scores(THETA, whole)[0, 4:7] - together[4:7])) > 1e-3
-
-
-def log_p_of(prompt, ids):
-  """log p of a continuation, by the full pass over prompt and continuation."""
-  return float(tf.reduce_sum(MODEL.token_scores(THETA, batch_of([[*prompt[1:], *ids]]))[0, len(prompt) - 1 :]))
-
-
-def generate(config, n_best, kind='cpu'):
-  width = generation.width_of(config, n_best)
-  batch = generation.prompt_arrays(PROMPTS, config, width, len(PROMPTS) + 1)
-  batch = {name: tf.constant(value) for name, value in batch.items()}
-
-  def run(theta, batch):
-    with backend.use(BACKENDS[kind]):
-      return generation.generate(config.model(), theta, batch, config, n_best)
-
-  if kind == 'xla':  # other programs run once, sooner than they are traced
-    run = tf.function(run, autograph=False, jit_compile=kind == 'xla')
-  return tf.nest.map_structure(lambda t: t.numpy(), run(THETA, batch))
 
 
 @pytest.mark.parametrize('search', ['sample', pytest.param('greedy', marks=pytest.mark.slow), 'beam'])
 def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
   # They are longer than the window, which does not limit how far the state goes.
-  found = generate(dataclasses.replace(CONFIG, search=search, window=2), n_best=1 if search == 'greedy' else 3)
-  assert not found.lengths_BW[-1].any()  # a row without a prompt
-  for row, prompt in enumerate(PROMPTS):
-    for w, length in enumerate(found.lengths_BW[row]):
-      ids = found.ids_BWT[row, w, :length].tolist()
-      assert 1 <= length <= 6 and EOS not in ids[:-1]
-      np.testing.assert_allclose(found.log_probs_BW[row, w], log_p_of(prompt, ids), rtol=1e-3, atol=1e-3)
+  config = dataclasses.replace(CONFIG, search=search, window=2)
+  found = language_models.generate(config, THETA, n_best=1 if search == 'greedy' else 3)
+  language_models.check_log_probs(MODEL, THETA, found, longest=6)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +83,7 @@ def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
 )
 def test_backends_go_on_alike(kind, search):
   config = dataclasses.replace(CONFIG, search=search, max_new_tokens=20)  # positions are dropped on the way
-  ours, theirs = generate(config, 2), generate(config, 2, kind=kind)
-  np.testing.assert_array_equal(ours.lengths_BW, theirs.lengths_BW)
-  np.testing.assert_array_equal(ours.ids_BWT, theirs.ids_BWT[:, :, : ours.ids_BWT.shape[2]])
-  np.testing.assert_allclose(ours.log_probs_BW[:-1], theirs.log_probs_BW[:-1], rtol=1e-4)
+  language_models.check_alike(config, THETA, kind)
 
 
 def gradients(config, kind):
@@ -155,11 +114,8 @@ def test_micro_batches_have_the_gradients_of_the_whole():
 
 
 def test_dropout_needs_a_key():
-  model = dataclasses.replace(MODEL, decoder=dataclasses.replace(MODEL.decoder, residual_dropout=0.5))
-  batch = task_of(CONFIG).random_batch()
-  np.testing.assert_array_equal(model.logits(THETA, batch)[0], MODEL.logits(THETA, batch)[0])
-  keys = prng.fold(prng.key(0), tf.range(4))
-  assert np.any(np.abs(model.logits(THETA, batch, keys)[0] - MODEL.logits(THETA, batch, keys)[0]) > 0.1)
+  decoder = dataclasses.replace(MODEL.decoder, residual_dropout=0.5)
+  language_models.check_dropout(CONFIG, MODEL, dataclasses.replace(MODEL, decoder=decoder), THETA)
 
 
 def test_the_softmax_has_weights_of_its_own():
