@@ -67,6 +67,11 @@ def field(default: Any, meaning: str, **rules: Any) -> Any:
   return dataclasses.field(default=default, metadata={_KEY: Spec(meaning, **rules)})
 
 
+def changeable(default: Any, meaning: str, **rules: Any) -> Any:
+  """Declares a field, as `field` does, that a run may change."""
+  return field(default, meaning, may_change=True, **rules)
+
+
 @functools.cache
 def specs(cls: type) -> dict[str, Spec]:
   """Spec of each field of a configuration class, in order; of the nearest parent that declares it by `field`."""

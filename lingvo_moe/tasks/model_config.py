@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.gates import table as gates
@@ -35,8 +35,8 @@ _SCHEDULES = {
 class BatchConfig:
   """Any model: corpus folder, batches and seed."""
 
-  data_dir: str = field(
-    '', 'Folder of the corpus; docs/own_text.md and docs/language_models.md describe its layout.', may_change=True
+  data_dir: str = changeable(
+    '', 'Folder of the corpus; docs/own_text.md and docs/language_models.md describe its layout.'
   )
   batch_tokens: int = field(
     4096,
@@ -44,8 +44,8 @@ class BatchConfig:
     at_least=1,
     at_most=2**24,
   )
-  eval_batch_tokens: int = field(
-    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, at_most=2**24, may_change=True
+  eval_batch_tokens: int = changeable(
+    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, at_most=2**24
   )
   num_groups: int = field(
     1, "G, groups whose tokens are routed together; each is whole rows, so G divides a batch's rows.", at_least=1
@@ -77,12 +77,12 @@ class BatchConfig:
 class SamplingConfig:
   """Values of samples, in the order of core.continuations.Sampling."""
 
-  sample_temperature: float = field(1.0, 'Divides the logits of a sample; 0: greedy.', at_least=0, may_change=True)
-  top_k: int = field(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0, may_change=True)
-  top_p: float = field(
-    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', at_least=1e-6, at_most=1, may_change=True
+  sample_temperature: float = changeable(1.0, 'Divides the logits of a sample; 0: greedy.', at_least=0)
+  top_k: int = changeable(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0)
+  top_p: float = changeable(
+    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', at_least=1e-6, at_most=1
   )
-  sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
+  sample_seed: int = changeable(0, 'Seed of samples.', at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,25 +131,22 @@ class ModelConfig(BatchConfig):
     'None: dropless, no token is dropped in training, as none is at inference.',
     above=0,
   )
-  round_capacity_factor: float = field(
+  round_capacity_factor: float = changeable(
     2.0,
     'Under XLA, where nothing is dropped: experts take round_capacity_factor * S / E slots of a group at a time, in as '
     'many rounds as the longest queue needs, to the same numbers.',
     above=0,
-    may_change=True,
   )
-  capacity_chunks: int = field(
+  capacity_chunks: int = changeable(
     1,
     'Parts of the slots of experts that are sent, computed and returned independently in training, to the same '
     'numbers: on a mesh, the AllToAlls of one can overlap with the computation of another.',
     at_least=1,
-    may_change=True,
   )
-  dispatch: str = field(
+  dispatch: str = changeable(
     'auto',
     'Way of tokens to experts and back, which changes no result; auto: grouped on CPUs, gather under XLA.',
     choices=('auto', *DISPATCHERS),
-    may_change=True,
   )
   activation_dtype: str = field(
     'float32',
@@ -157,19 +154,17 @@ class ModelConfig(BatchConfig):
     'scores, except in training on a CPU. A CPU without units for bfloat16 computes in float32, and the job says so.',
     choices=('float32', 'bfloat16'),
   )
-  micro_batches: int = field(
+  micro_batches: int = changeable(
     1,
     'Parts of a batch that are computed one after another, their gradients summed; on a mesh with an axis stage, by '
     'each stage in turn. The balance losses of the gates noisy_top_k and hierarchical are then of each part.',
     at_least=1,
-    may_change=True,
   )
-  pipeline_repeats: int = field(
+  pipeline_repeats: int = changeable(
     1,
     'Times that a micro-batch passes the stages of a mesh with an axis stage, through other layers each time: the '
     'bubble is (stages - 1) / (pipeline_repeats * micro_batches + stages - 1).',
     at_least=1,
-    may_change=True,
   )
   input_dropout: float = field(0.1, 'Dropout of the embedded input.', at_least=0, below=1)
   residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
@@ -223,30 +218,27 @@ class ModelConfig(BatchConfig):
     "Patterns of the matrices with adapters, by the ends of their names: 'wq,moe/w?', 'decoder/*/w?'; all: '*'.",
   )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
-  max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
-  log_every: int = field(
+  max_steps: int = changeable(100_000, 'Step at which training ends.', at_least=0)
+  log_every: int = changeable(
     1,
     'Steps between lines of train.jsonl and of the event file; a checkpoint between has a line of totals in the first.',
     at_least=1,
-    may_change=True,
   )
-  eval_every: int = field(
-    1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1, may_change=True
+  eval_every: int = changeable(
+    1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1
   )
-  save_every: int = field(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0, may_change=True)
-  keep_checkpoints: int = field(
-    3, 'Newest checkpoints that are kept, in addition to the best.', at_least=1, may_change=True
+  save_every: int = changeable(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0)
+  keep_checkpoints: int = changeable(3, 'Newest checkpoints that are kept, in addition to the best.', at_least=1)
+  keep_every: int = changeable(
+    0, 'Checkpoints of steps that are multiples of keep_every are kept forever; 0: none.', at_least=0
   )
-  keep_every: int = field(
-    0, 'Checkpoints of steps that are multiples of keep_every are kept forever; 0: none.', at_least=0, may_change=True
+  patience: int = changeable(
+    0, 'Evaluations without a new best checkpoint after which training ends; 0: no limit.', at_least=0
   )
-  patience: int = field(
-    0, 'Evaluations without a new best checkpoint after which training ends; 0: no limit.', at_least=0, may_change=True
-  )
-  beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024, may_change=True)
-  length_norm_alpha: float = field(0.8, 'Exponent of the length penalty of beam search.', at_least=0, may_change=True)
-  length_norm_k: float = field(
-    5.0, 'k of the length penalty ((k + length) / (k + 1)) ^ length_norm_alpha.', at_least=0, may_change=True
+  beam_size: int = changeable(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024)
+  length_norm_alpha: float = changeable(0.8, 'Exponent of the length penalty of beam search.', at_least=0)
+  length_norm_k: float = changeable(
+    5.0, 'k of the length penalty ((k + length) / (k + 1)) ^ length_norm_alpha.', at_least=0
   )
 
   def __post_init__(self):

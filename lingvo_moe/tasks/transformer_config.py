@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
@@ -30,17 +30,14 @@ class TransformerConfig(ModelConfig):
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
   moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
-  scan_layers: bool = field(
-    False,
-    'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.',
-    may_change=True,
+  scan_layers: bool = changeable(
+    False, 'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.'
   )
-  remat: str = field(
+  remat: str = changeable(
     'none',
     'Activations that backprop recomputes. none: no matrix product; attention: those inside attention; block: all of a '
     'layer, or of a block of a scanned stack, but its input.',
     choices=POLICIES,
-    may_change=True,
   )
   attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
   ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -20,7 +20,7 @@ class Cake:
   heat: float = field(200.0, 'Of the oven.', above=0)
   fat: float = field(0.98, 'Share of fat.', at_least=0.9, at_most=1)
   icing: str = field('plain', 'Icing.', choices=('plain', 'lemon'))
-  name: str = field('', 'Name.', may_change=True)
+  name: str = changeable('', 'Name.')
   baked: bool = field(False, 'Whether it is baked.')
   liked: bool | None = field(None, 'Whether it is liked; None: nobody has tried.')
   guests: tuple[int, ...] = field((), 'Guests a day.')

@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
@@ -35,7 +35,7 @@ class DenoisingConfig(EncoderDecoderConfig, PlainTextConfig):
   positions: str = 'relative'
   norm: str = 'rms'
   bias: bool = False
-  num_samples: int = field(3, 'Windows of each file that the decoder fills in.', at_least=0, may_change=True)
+  num_samples: int = changeable(3, 'Windows of each file that the decoder fills in.', at_least=0)
 
   def _check_combinations(self) -> None:
     super()._check_combinations()

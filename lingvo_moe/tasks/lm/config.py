@@ -3,7 +3,7 @@
 import dataclasses
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.corpora.documents import DOCUMENTS
 from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 from lingvo_moe.layers.ffn import FeedForward
@@ -33,15 +33,12 @@ class LanguageConfig(ModelConfig, PlainTextConfig, SamplingConfig):
   eval_stride: int = field(
     0, 'Tokens between the beginnings of windows in evaluation; fewer than window: more context; 0: window.', at_least=0
   )
-  search: str = field(
-    'sample',
-    'Search for continuations: sampling, greedy or beam search.',
-    choices=('sample', 'greedy', 'beam'),
-    may_change=True,
+  search: str = changeable(
+    'sample', 'Search for continuations: sampling, greedy or beam search.', choices=('sample', 'greedy', 'beam')
   )
-  num_samples: int = field(3, 'Continuations of the prompt by the decoder.', at_least=0, may_change=True)
-  prompt: str = field('', 'Text that the samples of the decoder continue.', may_change=True)
-  max_new_tokens: int = field(256, 'Most symbols of a continuation.', at_least=1, may_change=True)
+  num_samples: int = changeable(3, 'Continuations of the prompt by the decoder.', at_least=0)
+  prompt: str = changeable('', 'Text that the samples of the decoder continue.')
+  max_new_tokens: int = changeable(256, 'Most symbols of a continuation.', at_least=1)
 
   def _check_combinations(self) -> None:
     super()._check_combinations()

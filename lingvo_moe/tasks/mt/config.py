@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import fields, language_tags
 from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.core.request import SEARCHES
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
@@ -33,10 +33,8 @@ class DataConfig(BatchConfig):
   dev_lines: int = field(
     0, 'Lines of a pair without dev files that are taken from train for dev, and are not trained on.', at_least=0
   )
-  source_vocab: str = field(
-    '', "SentencePiece .model of the source side; empty: trained into the run's folder.", may_change=True
-  )
-  target_vocab: str = field('', 'SentencePiece .model of the target side, likewise.', may_change=True)
+  source_vocab: str = changeable('', "SentencePiece .model of the source side; empty: trained into the run's folder.")
+  target_vocab: str = changeable('', 'SentencePiece .model of the target side, likewise.')
   source_vocab_size: int = field(8000, 'Pieces of the source vocabulary.', at_least=1)
   target_vocab_size: int = field(8000, 'Pieces of the target vocabulary; unused if it is shared.', at_least=1)
   shared_vocab: bool = field(False, 'One vocabulary of source_vocab_size pieces for both sides.')
@@ -61,16 +59,15 @@ class DataConfig(BatchConfig):
     settled=True,
   )
   vocab_sentences: int = field(1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1)
-  several_sentences: float | None = field(
+  several_sentences: float | None = changeable(
     None,
     'Share of source lines of training with several sentences, by which paragraphs are split for translation; None: '
     'measured when a run begins.',
     at_least=0,
     at_most=1,
-    may_change=True,
   )
-  long_line: float | None = field(
-    None, 'Characters of a source line of training, the 99th percentile; likewise.', at_least=0, may_change=True
+  long_line: float | None = changeable(
+    None, 'Characters of a source line of training, the 99th percentile; likewise.', at_least=0
   )
   tag_target: bool | None = field(
     None,
@@ -126,11 +123,10 @@ class DataConfig(BatchConfig):
     f'Shares of training examples with noise in the source, of {", ".join(KINDS)}; the last two are on both sides.',
     way_out="e.g. {'typos': 0.05, 'case': 0.05}",
   )
-  guided_by: str = field(
+  guided_by: str = changeable(
     '',
     'Folder of alignments of training text, such as de-en.train.align, to which the attention of alignment_layer is '
     "drawn: for each line '0-0 1-2', numbers of a source and a target piece. Empty: none.",
-    may_change=True,
   )
   boundaries: tuple[int, ...] = field(
     (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
@@ -229,39 +225,28 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
 
   task_class = 'lingvo_moe.tasks.mt.task.TranslationTask'
 
-  best_by: str = field(
+  best_by: str = changeable(
     'loss',
     'What ranks checkpoints and counts for patience: the dev loss, or BLEU or chrF of greedy translations of dev text.',
     choices=('loss', 'bleu', 'chrf'),
-    may_change=True,
   )
-  best_by_sentences: int = field(
-    500, 'First dev sentences of a pair that are translated for best_by; 0: all.', at_least=0, may_change=True
+  best_by_sentences: int = changeable(
+    500, 'First dev sentences of a pair that are translated for best_by; 0: all.', at_least=0
   )
-  eval_sentences: int = field(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0, may_change=True)
-  decode_ratio: float = field(
-    2.0,
-    'A translation has at most decode_ratio * source tokens + decode_extra symbols.',
-    at_least=0,
-    at_most=1000,
-    may_change=True,
+  eval_sentences: int = changeable(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0)
+  decode_ratio: float = changeable(
+    2.0, 'A translation has at most decode_ratio * source tokens + decode_extra symbols.', at_least=0, at_most=1000
   )
-  decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
-  search: str = field(
+  decode_extra: int = changeable(10, 'See decode_ratio.', at_least=0)
+  search: str = changeable(
     'beam',
     'Translations: of beam search; samples; or those of mbr_samples samples that agree most with the others by chrF '
     '(minimum Bayes risk).',
     choices=SEARCHES,
-    may_change=True,
   )
-  mbr_samples: int = field(
-    32, 'Samples of a sentence among which mbr chooses.', at_least=1, at_most=4096, may_change=True
-  )
-  alignment_layer: int = field(
-    0,
-    'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the middle one.',
-    at_least=0,
-    may_change=True,
+  mbr_samples: int = changeable(32, 'Samples of a sentence among which mbr chooses.', at_least=1, at_most=4096)
+  alignment_layer: int = changeable(
+    0, 'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the middle one.', at_least=0
   )
   guided_weight: float = field(0.1, 'Weight of the loss that guided_by adds.', at_least=0)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lingvo_moe.core.fields import field
+from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.tasks.model_config import BatchConfig
 
 
@@ -10,11 +10,10 @@ from lingvo_moe.tasks.model_config import BatchConfig
 class PlainTextConfig(BatchConfig):
   """Plain text: vocabulary."""
 
-  vocab: str = field(
+  vocab: str = changeable(
     'char',
     "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or "
     'the path of a SentencePiece .model.',
-    may_change=True,
   )
   vocab_size: int = field(
     0, 'Symbols of the vocabulary, 4 special ones included; 0: as many as the text gives, or 8000 pieces.', at_least=0
