@@ -69,23 +69,15 @@ class ScaledTable(NamedTuple):
 
 @dataclasses.dataclass
 class ExpertsCall:
-  """Call of a layer's experts, which is left out of a graph: each expert is a graph of its own.
+  """Call of a layer's experts, which is left out of a graph: each expert is a graph of its own."""
 
-  Attributes:
-    function: function([1, S, M], weights of one expert) of its outputs [1, S, M].
-    weights: weights of all experts by name, each with the axis E first.
-    tokens_GSM, expert_GSR, weight_GSR: the tokens, with their choices of experts and the weights of these, 0 for none.
-    outputs_GSM: placeholder of the weighted sums of outputs.
-    residual_BTM: what the residual branch of the experts adds to.
-  """
-
-  function: Callable[[tf.Tensor, Mapping[str, tf.Tensor]], tf.Tensor]
-  weights: Mapping[str, tf.Tensor]
+  function: Callable[[tf.Tensor, Mapping[str, tf.Tensor]], tf.Tensor]  # of [1, S, M] and weights of one expert
+  weights: Mapping[str, tf.Tensor]  # of all experts by name, each with the axis E first
   tokens_GSM: tf.Tensor
-  expert_GSR: tf.Tensor
-  weight_GSR: tf.Tensor
-  outputs_GSM: tf.Tensor
-  residual_BTM: tf.Tensor | None = None
+  expert_GSR: tf.Tensor  # the tokens' choices of experts
+  weight_GSR: tf.Tensor  # and the weights of these, 0 for none
+  outputs_GSM: tf.Tensor  # placeholder of the weighted sums of outputs
+  residual_BTM: tf.Tensor | None = None  # what the residual branch of the experts adds to
 
 
 # The engine's kernels are those of float32 and int8.

@@ -80,12 +80,6 @@ def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0, spa
   return tf.stop_gradient(xent_BT), loss_BT
 
 
-def backward_equation(equation: str) -> str:
-  """Einsum equation of dx from (dy, weight)."""
-  x_axes, weight_axes, y_axes = split_equation(equation)
-  return f'{y_axes},{weight_axes}->{x_axes}'
-
-
 def weight_gradient(equation: str, x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
   """Gradient of the weight of an einsum, its axes in their order."""
   x_axes, weight_axes, y_axes = split_equation(equation)
@@ -109,11 +103,12 @@ def product(equation, x, weight, einsum=tf.einsum, of_weight=weight_gradient) ->
   the arithmetic. A backend may pass its own `einsum`, and a function of (equation, x, dy) for the weight's gradient.
   """
   x = tf.cast(x, weight.dtype)
+  x_axes, weight_axes, y_axes = split_equation(equation)
 
   @custom_gradient
   def run(x, weight):
     def grad(dy):
-      dx = einsum(backward_equation(equation), dy, weight)
+      dx = einsum(f'{y_axes},{weight_axes}->{x_axes}', dy, weight)
       # dx first: other layers wait for it, and after it the weight is not read again and may be updated in place.
       with tf.control_dependencies([dx]):
         return dx, of_weight(equation, x, dy)

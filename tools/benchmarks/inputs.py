@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
+from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TrainInput
-from lingvo_moe.tasks.mt.run_vocabs import ensure_vocabs
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.vocab import Vocab
 
 _TEMPERATURE = 5.0  # used if the model's own is 1, which keeps the natural shares of languages
 _SAMPLE = 32  # batches from which the mean number of examples per batch is taken
@@ -44,9 +43,9 @@ def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
       cldr_corpus.make_corpus(data_dir, cldr_corpus.QUICKSTART_LANGUAGES)
       config = dataclasses.replace(config, pairs='', split_files=())
     config = dataclasses.replace(config, data_dir=data_dir)
-    source, target = map(Vocab, ensure_vocabs(config, os.path.join(folder, 'vocab'), quiet=True))
+    config = run_vocabs.prepare(config, os.path.join(folder, 'vocab'), resumed=False)
     with one_core():
-      train_input = TrainInput(config, (source, target), os.path.join(folder, 'cache'), Feed(quiet=True))
+      train_input = TrainInput(config, run_vocabs.load(config), os.path.join(folder, 'cache'), Feed(quiet=True))
       examples = [int(train_input.batch(step)['src_segments'].max(axis=1).sum()) for step in range(_SAMPLE)]
       batches = math.ceil(config.window_size * _SAMPLE / sum(examples))  # of a window
       stream, counts = iter(train_input.dataset()), collections.Counter()

@@ -103,20 +103,15 @@ def _given(config: DataConfig) -> dict[str, str]:
   return {'shared': named['source'] or named['target']} if config.shared_vocab and not different else named
 
 
-def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) -> tuple[str, str]:
-  """Paths of the source and target vocabularies; trains those that the configuration does not name.
+def _ensure(config: DataConfig, side: str, vocab_dir: str) -> str:
+  """Path of a vocabulary, trained where it is not there; the next call finds it.
 
-  They are written to `vocab_dir`, where the next call finds them. Of several processes that share the folder, one
-  trains them while the others wait; processes that do not share it train equal ones.
+  Of several processes that share the folder, one trains it while the others wait; processes that do not share it train
+  equal ones.
 
   Raises:
-    UserError: a vocabulary in `vocab_dir` was made with other settings.
+    UserError: a vocabulary in the folder was made with other settings.
   """
-  paths = [path or _ensure(config, side, vocab_dir, quiet) for side, path in _given(config).items()]
-  return paths[0], paths[-1]
-
-
-def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) -> str:
   output = os.path.join(vocab_dir, side)
   settings = {
     'pairs': config.pairs,
@@ -156,7 +151,6 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
       normalization=config.normalization(side),
       overwrite=True,
       exact_size=False,
-      quiet=quiet,
     )
     made = {**settings, 'fingerprint': files.sha256(output + '.model')}
     files.write(output + '.json', json_files.dump(made, indent=2))

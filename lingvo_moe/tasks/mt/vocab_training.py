@@ -38,7 +38,6 @@ def train_vocab(
   seed: int = 1,
   overwrite: bool = False,
   exact_size: bool = True,
-  quiet: bool = False,
 ) -> str:
   """Trains a vocabulary: writes `output`.model and `output`.vocab. Equal arguments and corpus give equal bytes.
 
@@ -57,7 +56,6 @@ def train_vocab(
     normalization: one of SentencePiece's rules (sentencepiece_training.RULES); None: as NORMALIZATION has it.
     seed: seed of the choice of lines.
     overwrite: True to replace existing files.
-    quiet: True for no progress bar.
 
   Returns:
     Path of the .model file.
@@ -69,12 +67,10 @@ def train_vocab(
   sides = ('target',) if tag_sides == 'source' else ('source', 'target')
   languages = sorted({getattr(pair, side) for pair in pairs for side in sides})
   tagged = languages if (len(languages) > 1 if tags is None else tags) else []
-  sizes = [
-    parallel.count_lines(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet or None, leave=False)
-  ]
+  sizes = [parallel.count_lines(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=None, leave=False)]
   total = min(max_sentences, sum(sizes))
   wanted = sampling.quotas(sampling.shares(sizes, temperature, weights), max(total, len(pairs)))
-  with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet or None, leave=False) as bar:
+  with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=None, leave=False) as bar:
     path = sentencepiece_training.train(
       _lines(pairs, sizes, wanted, side, seed, bar),
       output,

@@ -64,7 +64,7 @@ def guided(tmp_path_factory):
       lines = (f'{language} ' + ' '.join(rng.choices('abcdefgh', k=rng.randint(1, 6))) for _ in range(200))
       (root / 'data' / pair / f'train.{language}').write_text(''.join(line + '\n' for line in lines))
   pairs = parallel.find_pairs(str(root / 'data'))
-  vocab = train_vocab(pairs, str(root / 'v'), 276, tags=True, quiet=True)
+  vocab = train_vocab(pairs, str(root / 'v'), 276, tags=True)
   for pair in pairs:
     sides = [Vocab(vocab).encode(list(text.lines(files))) for _, files in pair.sides]
     with open(root / f'{pair.name}.train.align', 'w') as f:

@@ -32,7 +32,7 @@ def world(tmp_path_factory):
   for split in ('train', 'dev'):
     for language in ('de', 'en'):
       (root / 'de-en' / f'{split}.{language}').write_text(''.join(f'{language.title()} {line}\n' for line in lines))
-  vocab = train_vocab(parallel.find_pairs(str(root)), str(root / 'v'), 340, quiet=True, exact_size=False)
+  vocab = train_vocab(parallel.find_pairs(str(root)), str(root / 'v'), 340, exact_size=False)
   return root, DataConfig(data_dir=str(root), source_vocab=vocab, target_vocab=vocab, batch_tokens=512, max_length=64)
 
 

@@ -213,7 +213,7 @@ def vocab_file(tmp_path_factory):
     (folder / pair).mkdir()
     for side in pair.split('-'):
       (folder / pair / f'train.{side}').write_text(''.join(f'{i} {i * i}\n' for i in range(200)))
-  return train_vocab(parallel.find_pairs(str(folder)), str(folder / 'v'), 290, quiet=True)
+  return train_vocab(parallel.find_pairs(str(folder)), str(folder / 'v'), 290)
 
 
 @pytest.fixture(scope='module')

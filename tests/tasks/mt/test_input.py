@@ -51,7 +51,7 @@ def world(tmp_path_factory):
     targets = [sentence(target, i) for i in range(n)] + ['x', 'x']
     write_pair(root / 'data', pair, 'train', sources, targets)
     write_pair(root / 'data', pair, 'dev', sources[:20], targets[:20])
-  vocab = train_vocab(parallel.find_pairs(str(root / 'data')), str(root / 'v'), 320, tags=True, quiet=True)
+  vocab = train_vocab(parallel.find_pairs(str(root / 'data')), str(root / 'v'), 320, tags=True)
   config = DataConfig(
     data_dir=str(root / 'data'),
     source_vocab=vocab,
@@ -237,7 +237,7 @@ def test_several_target_languages_are_told_apart_by_tags(tmp_path):
     write_pair(
       tmp_path, name, 'train', [sentence(source, i) for i in range(80)], [sentence(target, i) for i in range(80)]
     )
-  vocab_path = train_vocab(parallel.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310, quiet=True)
+  vocab_path = train_vocab(parallel.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310)
   config = DataConfig(data_dir=str(tmp_path), source_vocab=vocab_path, target_vocab=vocab_path, max_length=40)
   vocab = Vocab(vocab_path)
   tags = {vocab.tag_id('en'): 'en', vocab.tag_id('de'): 'de'}
@@ -569,7 +569,7 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   open_small(small)
   lines = [sentence('zz', i) for i in range(100)]
   write_pair(tmp_path / 'other', 'de-en', 'train', lines, lines)
-  other = Vocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300, quiet=True))
+  other = Vocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300))
   source, _ = cache.open_pairs(small[0], (other, other), str(small[2]), quiet=True)[0]
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 

@@ -64,7 +64,7 @@ def world(tmp_path_factory):
     for language in pair.split('-'):
       (root / 'data' / pair / f'{prefix}.{language}').write_text(text)
   pairs = [pair for split in ('train', 'bt') for pair in parallel.find_pairs(str(root / 'data'), split=split)]
-  path = train_vocab(pairs, str(root / 'vocab'), 300, corpus_tags=['bt'], quiet=True)
+  path = train_vocab(pairs, str(root / 'vocab'), 300, corpus_tags=['bt'])
   return root, path
 
 
