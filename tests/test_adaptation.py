@@ -3,13 +3,13 @@
 import contextlib
 import dataclasses
 import io
-import json
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
+from text_lines import records
 
 from lingvo_moe import machine, trainer
 from lingvo_moe.core import weights as weights_lib
@@ -95,7 +95,7 @@ def test_what_is_frozen_stays_bit_equal_and_the_rest_learns_the_new_language(roo
   assert not [name for name in ended if name.startswith('slots/encoder/')]
   for name in ('source_embedding/table', 'target_embedding/table', 'decoder/layer_00/moe/wi'):
     assert np.any(ended[name] != begun[name]), name
-  lines = [json.loads(line) for line in (root / 'second' / 'train.jsonl').read_text().splitlines()]
+  lines = records(root / 'second' / 'train.jsonl')
   before, after = (line['dev_loss_by_pair']['nl-en'] for line in lines if 'dev_loss' in line)
   assert after < before - 0.3, (before, after)
 

@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from text_lines import records
 
 from lingvo_moe import decoder, trainer, translate
 from lingvo_moe.core import registry
@@ -155,7 +156,7 @@ def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(tmp_path, monkeypa
   run = RunDir(str(tmp_path / 'log'))
   options = trainer.Options(model=NAME, logdir=run.path, data_dir=str(tmp_path / 'corpus'))
   assert trainer.train(options) is None
-  lines = [json.loads(line) for line in (tmp_path / 'log' / 'train.jsonl').read_text().splitlines()]
+  lines = records(tmp_path / 'log' / 'train.jsonl')
   assert [line['step'] for line in lines] == [2, 4, 4, 6, 8, 8, 10, 12, 12]
   assert lines[-1]['target_tokens_so_far'] == 4 * (4 + 6 + 2) and 'source_tokens_so_far' not in lines[-1]
   losses = [line['dev_loss'] for line in lines if 'dev_loss' in line]

@@ -16,6 +16,7 @@ import reversed_corpus
 import sacrebleu
 import tensorflow as tf
 import untrained_run
+from text_lines import write
 
 from lingvo_moe import decoder
 from lingvo_moe.analysis import translations
@@ -36,18 +37,14 @@ TEST_SOURCES = ['eno', '', 'owt eno', LONG, 'xis', 'net eno owt', '   ']
 TEST_TARGETS = ['one', '', 'two one', LONG, 'six', 'ten one two', 'one']
 
 
-def write_lines(path, lines):
-  path.write_text(''.join(line + '\n' for line in lines))
-
-
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
   root = tmp_path_factory.mktemp('corpus')
   rng = random.Random(0)
   for pair in PAIRS:
     reversed_corpus.write_lines(root / pair, 'train', reversed_corpus.draw(rng, 200))
-    write_lines(root / pair / 'test.en', TEST_TARGETS)
-    write_lines(root / pair / f'test.{pair[:2]}', TEST_SOURCES if pair == 'xx-en' else TEST_SOURCES[::-1])
+    write(root / pair / 'test.en', TEST_TARGETS)
+    write(root / pair / f'test.{pair[:2]}', TEST_SOURCES if pair == 'xx-en' else TEST_SOURCES[::-1])
   return root
 
 
@@ -296,7 +293,7 @@ def test_results_are_read_with_the_text_that_was_translated(run, tmp_path):
   ours = LogDirectory.read(run.path)
   other = tmp_path / 'other'
   shutil.copytree(ours.values['data_dir'], other)
-  (other / 'xx-en' / 'test.en').write_text(''.join(f'{line}\n' for line in TEST_TARGETS[::-1]))
+  write(other / 'xx-en' / 'test.en', TEST_TARGETS[::-1])
   with pytest.raises(UserError, match='xx-en was decoded from other text than .*other has: give the corpus'):
     translations.read(ours, 'test', 2, str(other))
   moved = dataclasses.replace(ours, values={**ours.values, 'data_dir': str(tmp_path / 'nowhere')})

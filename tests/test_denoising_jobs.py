@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+from text_lines import records
 
 import lingvo_moe
 from lingvo_moe import decoder, trainer, translate
@@ -25,8 +26,7 @@ def corpus(tmp_path_factory):
 def train(path, corpus, steps):
   bindings = ['Tiny.encoder_layers = 1', 'Tiny.decoder_layers = 2', 'Tiny.eval_every = 6', 'Tiny.warmup_steps = 5']
   trainer.train(trainer.Options(model=NAME, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings))
-  with open(f'{path}/train.jsonl', encoding='utf-8') as f:
-    return [json.loads(line) for line in f]
+  return records(f'{path}/train.jsonl')
 
 
 @pytest.fixture(scope='module')
@@ -56,8 +56,7 @@ def test_the_decoder_gives_perplexity_and_windows_filled_in(run, capsys):
   with open(f'{path}/decode/dev/step_12/perplexity.json', encoding='utf-8') as f:
     summary = json.load(f)
   assert summary['files']['dev']['cross_entropy'] == pytest.approx(lines[-1]['dev_loss'], rel=1e-5)
-  with open(f'{path}/decode/dev/step_12/samples.jsonl', encoding='utf-8') as f:
-    samples = [json.loads(line) for line in f]
+  samples = records(f'{path}/decode/dev/step_12/samples.jsonl')
   assert len(samples) == 2 and samples == summary['samples']
   assert all(s['inputs'].count('<extra_id_0>') == s['targets'].count('<extra_id_0>') == 1 for s in samples)
   assert 'nats a target' in capsys.readouterr().out

@@ -1,10 +1,9 @@
 """All jobs on the tiny sibling of a giant, on a mesh of four devices: training, dev loss, translations and scores."""
 
-import json
-
 import numpy as np
 import pytest
 import reversed_corpus
+from text_lines import records
 
 from lingvo_moe import decoder, machine, trainer
 from lingvo_moe.machine import RuntimeOptions
@@ -43,11 +42,6 @@ def run(corpus, tmp_path_factory):
   return RunDir(str(logdir))
 
 
-def lines_of(run):
-  with open(run.file('train.jsonl'), encoding='utf-8') as f:
-    return [json.loads(line) for line in f]
-
-
 def decoded(run, runtime_options, name, score):
   decoder.decode(decoder.Options(logdir=run.path, once=True, score=score, overwrite=True), runtime_options)
   with open(run.file('decode', 'test', 'step_3', name), encoding='utf-8') as f:
@@ -57,7 +51,7 @@ def decoded(run, runtime_options, name, score):
 @pytest.mark.slow
 def test_a_tiny_giant_trains_and_evaluates_on_a_mesh_as_on_one_device(run, corpus, tmp_path):
   trainer.train(options(tmp_path, corpus))
-  on_mesh, here = lines_of(run), lines_of(RunDir(str(tmp_path)))
+  on_mesh, here = records(run.file('train.jsonl')), records(tmp_path / 'train.jsonl')
   for name in ('loss', 'dev_loss'):
     got, want = ([line[name] for line in lines if name in line] for lines in (on_mesh, here))
     assert len(got) == (3 if name == 'loss' else 1)

@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from text_lines import records
 
 import lingvo_moe
 from lingvo_moe import decoder, trainer, translate
@@ -27,8 +28,7 @@ def corpus(tmp_path_factory):
 
 def train(path, corpus, steps, name=NAME, bindings=('Tiny.num_layers = 1', 'Tiny.eval_every = 3')):
   trainer.train(trainer.Options(model=name, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings))
-  with open(f'{path}/train.jsonl', encoding='utf-8') as f:
-    return [json.loads(line) for line in f]
+  return records(f'{path}/train.jsonl')
 
 
 @pytest.fixture(scope='module')

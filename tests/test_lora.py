@@ -12,6 +12,7 @@ import safetensors.numpy
 import tensorflow as tf
 import tiny_config
 from imported_model import FIXTURES
+from text_lines import write
 from whole_state import WholeState
 
 import lingvo_moe
@@ -157,10 +158,9 @@ def root(tmp_path_factory):
   """Folder of a corpus, and of the run 'run' of four steps, which was interrupted after two."""
   root = tmp_path_factory.mktemp('lora')
   folder = root / 'corpus' / 'eng-deu'
-  folder.mkdir(parents=True)
   for split, count in (('train', 12), ('dev', 2)):
     for language in ('eng', 'deu'):
-      (folder / f'{split}.{language}').write_text(''.join(f'{line}\n' for line in LINES * count))
+      write(folder / f'{split}.{language}', LINES * count)
   importing.import_folder(str(FIXTURES / 'marian'), str(root / 'run'), SETTINGS)
   train(root / 'run', root / 'corpus', 2)
   train(root / 'run', root / 'corpus', 4)

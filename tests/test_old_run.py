@@ -12,6 +12,7 @@ import tarfile
 
 import forks
 import pytest
+from text_lines import records
 
 from lingvo_moe import translate
 
@@ -56,7 +57,7 @@ def test_an_old_run_goes_on_to_the_same_losses(name, logdir, corpus, expected):
   done = forks.run(['-m', 'lingvo_moe.trainer', *flags], env=env)
   assert done.returncode == 0, done.stderr
   assert 'going on from step 4' in done.stderr
-  lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+  lines = records(logdir / 'train.jsonl')
   losses = {str(line['step']): line['loss'] for line in lines if 'loss' in line and line['step'] > 4}
   losses['dev'] = lines[-1]['dev_loss']
   # Rounding decides the second expert of a token in step 7 of run_of_3fe42dc; --backend=reference has the other one.

@@ -18,6 +18,7 @@ import pytest
 import reversed_corpus
 import tensorflow as tf
 import untrained_run
+from text_lines import records, write
 
 from lingvo_moe import decoder, translate
 from lingvo_moe.commands import launch as launcher
@@ -55,7 +56,7 @@ def command(corpus, logdir, *more):
 
 
 def losses(logdir):
-  lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+  lines = records(logdir / 'train.jsonl')
   return {line['step']: line['loss'] for line in lines if 'loss' in line}
 
 
@@ -240,7 +241,7 @@ SOURCES = ['eno', '', 'owt eno', 'nine ' * 60, 'eerht ruof evif', 'net xis']
 def begun(corpus, tmp_path_factory):
   """A run that nobody trained, with a checkpoint of step 1."""
   for side in ('xx', 'en'):
-    (corpus / 'xx-en' / f'test.{side}').write_text(''.join(f'{line}\n' for line in SOURCES))
+    write(corpus / 'xx-en' / f'test.{side}', SOURCES)
   run = untrained_run.begin(tmp_path_factory.mktemp('run'), corpus, {1: 2.0}, source_vocab_size=282)
   run.finish(1, 'max_steps')
   return run

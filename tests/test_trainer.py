@@ -14,6 +14,7 @@ import pytest
 import reversed_corpus
 import shared_traces
 import tensorflow as tf
+from text_lines import records
 
 from lingvo_moe import trainer
 from lingvo_moe.core import json_files
@@ -54,7 +55,7 @@ def lines_of(logdir):
 
 
 def losses(logdir):
-  lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+  lines = records(logdir / 'train.jsonl')
   return [(line['step'], line['loss']) for line in lines if 'loss' in line]
 
 
@@ -99,7 +100,7 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
 
 def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
   steps = [line for line in lines_of(whole) if 'loss' in line]
-  loads = [json.loads(line) for line in (whole / 'routing.jsonl').read_text().splitlines()]
+  loads = records(whole / 'routing.jsonl')
   assert [(line['step'], line['steps']) for line in loads] == [(step, 1) for step in range(1, 9)]
   for line, load in zip(steps, loads, strict=True):
     for layer, load_E in load['choices'].items():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from text_lines import write
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
@@ -22,11 +23,6 @@ EVIL = '<script>alert("1")</script> & \'"><img src=x onerror=alert(1)>\x00\x1b\u
 def write_json(path, value):
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(value))
-
-
-def write_lines(path, lines):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(''.join(f'{line}\n' for line in lines))
 
 
 def step_line(step, layers=LAYERS):
@@ -56,7 +52,7 @@ def write_run(path, steps=20, layers=LAYERS, pairs=PAIRS, experts=4, model='mt.c
     if step % 10 == 0:
       by_pair = {pair: 1.0 + i for i, pair in enumerate(pairs)}
       lines.append({'step': step, 'seconds_so_far': 2.0 * step + 99, 'dev_loss': 6 / step, 'dev_loss_by_pair': by_pair})
-  write_lines(path / 'train.jsonl', map(json.dumps, lines))
+  write(path / 'train.jsonl', map(json.dumps, lines))
   write_json(path / 'finished.json', {'step': steps, 'reason': 'max_steps'})
   if layers:
     every = max(1, -(-steps // 50))
@@ -64,7 +60,7 @@ def write_run(path, steps=20, layers=LAYERS, pairs=PAIRS, experts=4, model='mt.c
     found = [
       {'step': s, 'steps': every, 'choices': dict.fromkeys(layers, loads)} for s in range(every, steps + 1, every)
     ]
-    write_lines(path / 'routing.jsonl', map(json.dumps, found))
+    write(path / 'routing.jsonl', map(json.dumps, found))
     by_pair = [[7 * (e == i) for e in range(experts)] for i in range(len(pairs))]  # pair i uses expert i alone
     write_json(path / 'dev_routing.json', {'step': steps, 'subsets': pairs, 'choices': dict.fromkeys(layers, by_pair)})
   decoded = path / 'decode' / 'test' / f'step_{steps}'
@@ -73,7 +69,7 @@ def write_run(path, steps=20, layers=LAYERS, pairs=PAIRS, experts=4, model='mt.c
   }
   write_json(decoded / 'scores.json', {'step': steps, 'settings': {}, 'pairs': scores, 'mean': {}})
   for pair in pairs:
-    write_lines(decoded / f'{pair}.hyp', ['one', 'two', 'three'])
+    write(decoded / f'{pair}.hyp', ['one', 'two', 'three'])
   return path
 
 
@@ -81,13 +77,13 @@ def write_corpus(path, pairs=PAIRS, sizes=(10, 30, 20)):
   for pair, size in zip(pairs, sizes):
     language = pair.partition('-')[0]
     for split, count in ('train', size), ('test', 3):
-      write_lines(path / pair / f'{split}.{language}', ['eno'] * count)
-      write_lines(path / pair / f'{split}.en', ['one'] * count)
+      write(path / pair / f'{split}.{language}', ['eno'] * count)
+      write(path / pair / f'{split}.en', ['one'] * count)
 
   for scores in path.parent.glob('decode/test/*/scores.json'):
     hashes = {}
     for name, word in ((f'{pair}.{side}', word) for pair in pairs for side, word in (('src', 'eno'), ('ref', 'one'))):
-      write_lines(scores.parent / name, [word] * 3)
+      write(scores.parent / name, [word] * 3)
       hashes[name] = files.sha256(str(scores.parent / name))
     write_json(scores, {**json.loads(scores.read_text()), 'hashes': hashes})
 
@@ -137,7 +133,7 @@ def run(tmp_path_factory):
   path = write_run(tmp_path_factory.mktemp('runs') / 'mine')
   write_corpus(path / 'corpus')
   environment = {'software': {'python': '3.11.7', 'commit': 'abc123'}, 'machine': {'cores': 2}}
-  write_lines(path / 'environment.jsonl', [json.dumps({'step': 0, 'time': '2026-01-01T00:00:00Z', **environment})])
+  write(path / 'environment.jsonl', [json.dumps({'step': 0, 'time': '2026-01-01T00:00:00Z', **environment})])
   return path
 
 
@@ -239,7 +235,7 @@ def test_one_is_no_plural(tmp_path):
 def test_sizes_that_the_run_recorded_come_before_those_of_the_corpus(run, tmp_path):
   write_run(tmp_path)
   examples = {'aa-en': 5, 'bb-en': 3, 'cc-en': 9}
-  write_lines(tmp_path / 'environment.jsonl', [json.dumps({'step': 0, 'examples': examples})])
+  write(tmp_path / 'environment.jsonl', [json.dumps({'step': 0, 'examples': examples})])
   assert reading.read([str(tmp_path)], 'test')[0].sizes == (examples, 'examples')
   assert reading.read([str(run)], 'test', str(run / 'corpus'))[0].sizes[1] == 'bytes'
 
@@ -442,7 +438,7 @@ def test_losses_that_are_not_finite_are_gaps(tmp_path):
   path = write_run(tmp_path / 'run')
   lines = (path / 'train.jsonl').read_text().splitlines()
   lines[3] = lines[3].replace('"grad_norm": 1.0', '"grad_norm": NaN').replace('"loss": 2.0', '"loss": "much"')
-  write_lines(path / 'train.jsonl', lines)
+  write(path / 'train.jsonl', lines)
   text = made(path)
   assert 'nan' not in text.lower() and 'much' not in text
 
@@ -451,7 +447,7 @@ def test_losses_that_are_not_finite_are_gaps(tmp_path):
 @pytest.mark.parametrize('name', ['train.jsonl', 'routing.jsonl', 'environment.jsonl'])
 def test_a_damaged_line_is_named(tmp_path, name, damage):
   path = write_run(tmp_path / 'run')
-  write_lines(path / name, ['{"step": 1}', damage, '{"step": 3}'])
+  write(path / name, ['{"step": 1}', damage, '{"step": 3}'])
   with pytest.raises(UserError, match=rf'{name} is a JSON object with its step; line 2 is not .*restore'):
     made(path)
 
@@ -475,7 +471,7 @@ def test_files_that_are_no_json_are_named(tmp_path, name):
 def test_routing_of_another_shape_is_left_out(tmp_path):
   path = write_run(tmp_path / 'run')
   write_json(path / 'dev_routing.json', {'step': 1, 'subsets': ['aa-en'], 'choices': {LAYERS[0]: [[1], [2]]}})
-  write_lines(
+  write(
     path / 'routing.jsonl',
     ['{"step": 1, "choices": {"encoder/layer_01": ["x"]}}', '{"step": 2, "choices": {"encoder/layer_01": []}}'],
   )
@@ -573,8 +569,8 @@ def test_mistakes_are_answered(run, tmp_path):
 def test_text_of_a_folder_that_a_run_names_and_what_its_links_lead_to_are_not_shown(tmp_path):
   run = write_run(tmp_path / 'run', pairs=('aa-en',), data_dir=str(tmp_path / 'home'), split_files=[['test', 'X']])
   for language in ('aa', 'en'):
-    write_lines(tmp_path / 'home' / 'aa-en' / f'X.{language}', ['my secret'] * 3)
-    write_lines(tmp_path / 'home' / 'aa-en' / f'train.{language}', ['one'] * 3)
+    write(tmp_path / 'home' / 'aa-en' / f'X.{language}', ['my secret'] * 3)
+    write(tmp_path / 'home' / 'aa-en' / f'train.{language}', ['one'] * 3)
   assert 'my secret' not in (text := made(run)) and 'is not read: give the corpus that was decoded' in text
   assert not reading.read([str(run)], 'test')[0].sizes[0]
   told = reading.read([str(run)], 'test', str(tmp_path / 'home'))
@@ -594,11 +590,11 @@ def test_the_best_dev_loss_is_of_the_latest_dev_text(tmp_path):
   ]
   record = lambda: reading.read([str(run)], 'test')[0]
   for count, expected in ((1, (2.0, 4)), (2, (2.5, 4)), (3, (2.4, 8))):
-    write_lines(run / 'train.jsonl', map(json.dumps, lines[:count]))
+    write(run / 'train.jsonl', map(json.dumps, lines[:count]))
     assert record().best == expected
   more = [{'step': 8, 'best_step': 8, 'dev_loss_of_best': 3.0, 'dev_text': 'few'}]
-  write_lines(run / 'train.jsonl', map(json.dumps, lines + more))
+  write(run / 'train.jsonl', map(json.dumps, lines + more))
   assert record().best == (3.0, 8) and '3 at step 8' in made(run)
   more.append({'step': 12, 'dev_loss': 3.1, 'dev_text': 'few'})
-  write_lines(run / 'train.jsonl', map(json.dumps, lines + more))
+  write(run / 'train.jsonl', map(json.dumps, lines + more))
   assert record().best == (3.0, 8) and [line['step'] for line in record().evaluations] == [4, 12]

@@ -7,6 +7,7 @@ import re
 
 import forks
 import pytest
+from text_lines import records
 
 from lingvo_moe.analysis import flops
 from lingvo_moe.analysis.parts import PARTS
@@ -22,10 +23,6 @@ def bench(*args):
 
 def tool(*args):
   return forks.run([TOOL, *args], timeout=300)
-
-
-def records(path):
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.compiled

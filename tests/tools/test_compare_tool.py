@@ -11,6 +11,7 @@ import forks
 import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
+from text_lines import records, write
 
 from lingvo_moe.analysis import external_metric
 from lingvo_moe.core.errors import UserError
@@ -19,11 +20,6 @@ MYANMAR = ['သူ', 'သည်', 'အိမ်', 'သို့', 'သွား'
 WORDS = ['der', 'hund', 'schläft', 'auf', 'einer', 'bank', 'unter', 'grünen', 'bäumen', '.']
 PAIRS = ('deu-en', 'fra-en', 'mya-en')
 LINES = {'deu-en': 40, 'fra-en': 40, 'mya-en': 30}
-
-
-def write_lines(path, lines):
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  path.write_text(''.join(line + '\n' for line in lines), encoding='utf-8')
 
 
 def sentences(seed, count=40, words=WORDS):
@@ -36,9 +32,9 @@ def corpus(tmp_path_factory):
   """Three languages, whose English side is the same; one has fewer lines."""
   root = tmp_path_factory.mktemp('corpus')
   for number, pair in enumerate(PAIRS, 1):
-    write_lines(root / pair / 'test.en', sentences(0)[: LINES[pair]])
+    write(root / pair / 'test.en', sentences(0)[: LINES[pair]])
     words = MYANMAR if pair == 'mya-en' else WORDS
-    write_lines(root / pair / f'test.{pair[:3]}', sentences(number, words=words)[: LINES[pair]])
+    write(root / pair / f'test.{pair[:3]}', sentences(number, words=words)[: LINES[pair]])
   return root
 
 
@@ -50,7 +46,7 @@ def make_run(path, corpus, part, step=100, pairs=PAIRS, reverse=False, seed=0, *
     references = (corpus / pair / f'test.{code if reverse else "en"}').read_text(encoding='utf-8').splitlines()
     name = f'en-{code}' if reverse else pair
     translations = [' '.join(w for w in line.split() if rng.random() >= part) for line in references]
-    write_lines(folder / f'{name}.hyp', translations)
+    write(folder / f'{name}.hyp', translations)
     chrf = sacrebleu.corpus_chrf(translations, [references]).score
     scores[name] = {'sentences': len(translations), 'bleu': 0.0, 'chrf': chrf}
   settings = {'beam_size': 4, 'text': path.name, 'checkpoint': path.name}
@@ -68,10 +64,6 @@ def runs(corpus, tmp_path_factory):
 
 def tool(*args):
   return forks.run(['-m', 'lingvo_moe.commands.main', 'compare', *map(str, args)], timeout=120)
-
-
-def records(path):
-  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
 
 
 def lines_of(run, name, step=100):
@@ -146,8 +138,8 @@ def test_out_of_english_scripts_without_spaces_go_by_characters(corpus, tmp_path
 def test_a_script_that_is_not_that_of_the_code_and_tokenised_text_are_told(tmp_path):
   lines = {'de': [f'{i} Hunde schlafen .' for i in range(9)], 'th': ['khao pai ban'], 'zhs': ['我们今天去公园散步。']}
   for code, text in lines.items():
-    write_lines(tmp_path / 'corpus' / f'{code}-en' / 'test.en', ['x'] * len(text))
-    write_lines(tmp_path / 'corpus' / f'{code}-en' / f'test.{code}', text)
+    write(tmp_path / 'corpus' / f'{code}-en' / 'test.en', ['x'] * len(text))
+    write(tmp_path / 'corpus' / f'{code}-en' / f'test.{code}', text)
   pairs = [f'{code}-en' for code in lines]
   run = make_run(tmp_path / 'run', tmp_path / 'corpus', 0.2, pairs=pairs, reverse=True)
   done = tool(run, run, '--metric=BLEU')
@@ -188,7 +180,7 @@ def test_only_the_first_lines_may_have_been_decoded(runs, corpus, tmp_path):
   run = make_run(tmp_path / 'run', corpus, 0.4)
   folder = run / 'decode' / 'test' / 'step_100'
   for pair in PAIRS:
-    write_lines(folder / f'{pair}.hyp', lines_of(run, pair)[:20])
+    write(folder / f'{pair}.hyp', lines_of(run, pair)[:20])
   summary = json.loads((folder / 'scores.json').read_text())
   for pair, scores in summary['pairs'].items():
     references = (corpus / pair / 'test.en').read_text(encoding='utf-8').splitlines()[:20]
@@ -201,8 +193,8 @@ def test_only_the_first_lines_may_have_been_decoded(runs, corpus, tmp_path):
 
 def other_corpus(corpus, tmp_path):
   for pair in PAIRS:
-    write_lines(tmp_path / 'other' / pair / 'test.en', sentences(9)[: LINES[pair]])
-    write_lines(tmp_path / 'other' / pair / f'test.{pair[:3]}', sentences(8)[: LINES[pair]])
+    write(tmp_path / 'other' / pair / 'test.en', sentences(9)[: LINES[pair]])
+    write(tmp_path / 'other' / pair / f'test.{pair[:3]}', sentences(8)[: LINES[pair]])
   return [f'--data_dir={tmp_path}/other'], 'give the corpus that was decoded, --data_dir=...'
 
 
@@ -238,7 +230,7 @@ def test_a_mistake_gets_one_line_and_status_1(runs, corpus, tmp_path, mistake):
     (lambda run: (run / 'config.json').write_text('[]'), 'is not a configuration written by the trainer'),
     (lambda run: os.remove(run / 'decode/test/step_100/fra-en.hyp'), 'fra-en.hyp; decode the step again'),
     (lambda run: (run / 'decode/test/step_100/scores.json').write_text('{}'), 'is not what the decoder writes'),
-    (lambda run: write_lines(run / 'decode/test/step_100/fra-en.hyp', ['a']), 'has 1 line, of 40 that were decoded'),
+    (lambda run: write(run / 'decode/test/step_100/fra-en.hyp', ['a']), 'has 1 line, of 40 that were decoded'),
   ],
 )
 def test_a_run_that_is_not_whole_is_told_in_one_line(runs, corpus, tmp_path, edit, answer):

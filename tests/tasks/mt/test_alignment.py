@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from text_lines import write
 
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
@@ -59,10 +60,9 @@ def guided(tmp_path_factory):
   root = tmp_path_factory.mktemp('guided')
   rng = random.Random(0)
   for pair in ('de-en', 'fr-en'):
-    (root / 'data' / pair).mkdir(parents=True)
     for language in pair.split('-'):
       lines = (f'{language} ' + ' '.join(rng.choices('abcdefgh', k=rng.randint(1, 6))) for _ in range(200))
-      (root / 'data' / pair / f'train.{language}').write_text(''.join(line + '\n' for line in lines))
+      write(root / 'data' / pair / f'train.{language}', lines)
   pairs = parallel.find_pairs(str(root / 'data'))
   vocab = train_vocab(pairs, str(root / 'v'), 276, tags=True)
   for pair in pairs:

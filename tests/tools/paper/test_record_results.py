@@ -3,12 +3,12 @@
 import concurrent.futures
 import json
 import math
-import os
 import pathlib
 
 import forks
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
+from text_lines import records, write
 
 from lingvo_moe.core.errors import UserError
 from paper import recording
@@ -18,16 +18,11 @@ REFERENCES = {'en-deu': ['der hund schläft im haus .', 'das haus'], 'en-mya': [
 TRANSLATIONS = {'en-deu': ['der hund schläft im garten .', 'ein haus'], 'en-mya': ['သူသည်အိမ်မှသွားသည်', 'အိမ်']}
 
 
-def write_lines(path, lines):
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  path.write_text(''.join(line + '\n' for line in lines), encoding='utf-8')
-
-
 def decode(run, step, translations=TRANSLATIONS):
   """Leaves what the decoder leaves."""
   scores = {}
   for pair, lines in translations.items():
-    write_lines(run / 'decode' / 'test' / f'step_{step}' / f'{pair}.hyp', lines)
+    write(run / 'decode' / 'test' / f'step_{step}' / f'{pair}.hyp', lines)
     chrf = CHRF().corpus_score(lines, [REFERENCES[pair]]).score
     scores[pair] = {'sentences': 2, 'bleu': 0.0, 'chrf': chrf}
   (run / 'decode' / 'test' / f'step_{step}' / 'scores.json').write_text(json.dumps({'pairs': scores, 'settings': {}}))
@@ -48,11 +43,11 @@ def run(tmp_path):
   """A run with evaluations at steps 2 and 4, of which 4 was kept and decoded."""
   for pair, lines in REFERENCES.items():
     folder = tmp_path / 'corpus' / f'{pair[3:]}-en'
-    write_lines(folder / f'test.{pair[3:]}', lines)
-    write_lines(folder / 'test.en', ['the dog sleeps in the house.', 'the house'])
+    write(folder / f'test.{pair[3:]}', lines)
+    write(folder / 'test.en', ['the dog sleeps in the house.', 'the house'])
   run = tmp_path / 'mine'
   lines = [log_line(1), log_line(2), evaluation(2, 5.0), log_line(3), log_line(4), evaluation(4, 4.123456789)]
-  write_lines(run / 'train.jsonl', lines)
+  write(run / 'train.jsonl', lines)
   values = {'data_dir': str(tmp_path / 'corpus'), 'pairs': 'en-*', 'keep_every': 4}
   (run / 'config.json').write_text(json.dumps({'model': 'mt.x.M', 'values': values}))
   decode(run, 4)
@@ -61,10 +56,6 @@ def run(tmp_path):
 
 def tool(*args):
   return forks.run([TOOL, *map(str, args)], timeout=120)
-
-
-def records(path):
-  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
 
 
 def test_evaluations_and_scores_become_lines(run, tmp_path):
@@ -145,9 +136,7 @@ def test_nor_does_a_recorded_loss_where_another_run_takes_the_name(run, tmp_path
   out = tmp_path / 'out.jsonl'
   tool(run, f'--out={out}')
   before = out.read_text(encoding='utf-8')
-  write_lines(
-    run / 'train.jsonl', [log_line(2), evaluation(2, 9.0), log_line(4), evaluation(4, 8.0), evaluation(6, 7.0)]
-  )
+  write(run / 'train.jsonl', [log_line(2), evaluation(2, 9.0), log_line(4), evaluation(4, 8.0), evaluation(6, 7.0)])
   done = tool(run, f'--out={out}')
   assert done.returncode == 1 and 'mine step 2: dev_loss 5.0 is recorded, but the run has 9.00000' in done.stderr
   assert out.read_text(encoding='utf-8') == before
@@ -196,9 +185,9 @@ GOOD = {
   ],
 )
 def test_a_line_that_lacks_what_a_record_has_is_named_by_its_number(tmp_path, kind, name, value):
-  write_lines(tmp_path / 'results', [json.dumps(record) for record in GOOD.values()])
+  write(tmp_path / 'results', [json.dumps(record) for record in GOOD.values()])
   assert recording.read(str(tmp_path / 'results')) == list(GOOD.values())
-  write_lines(tmp_path / 'results', [json.dumps(record) for record in (*GOOD.values(), {**GOOD[kind], name: value})])
+  write(tmp_path / 'results', [json.dumps(record) for record in (*GOOD.values(), {**GOOD[kind], name: value})])
   with pytest.raises(UserError, match=f"results is a record .*line 3 is not \\('{name}' must be .*mend or remove it"):
     recording.read(str(tmp_path / 'results'))
 
