@@ -17,14 +17,13 @@ from lingvo_moe.corpora import parallel
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.tasks import engine_graphs, inference, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, Batch, padded, zeros
-from lingvo_moe.tasks.mt import decoding, dev_lines, graphs, run_vocabs
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
+from lingvo_moe.tasks.mt import decoding, dev_lines, graphs, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.ensemble import EnsembleConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.vocab import EOS, Vocab
+from lingvo_moe.tasks.vocab import Vocab
 
-_FIRST_ID = 10  # of random batches: none of the special symbols
 _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 
@@ -187,20 +186,8 @@ class TranslationTask(task.Task):
     files = {'source.model': source.model_bytes, 'target.model': target.model_bytes}
     return task.EngineParts(graphs.make(config), files, settings)
 
-  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
-    """Batch of random ids: rows of one sentence, of max_length tokens, or of 1 or more with padding after them."""
-    config, rng = self.config, np.random.default_rng(seed)
-    length = config.max_length
-    rows = config.batcher().rows(length)
-
-    def side(vocab_size):
-      lengths_B = np.full(rows, length) if full else rng.integers(1, length + 1, rows)
-      ids_BT = rng.integers(_FIRST_ID, vocab_size, [rows, length])
-      return padded([np.append(ids[: own - 1], EOS) for ids, own in zip(ids_BT, lengths_B, strict=True)], rows, length)
-
-    source = side(config.source_vocab_size)
-    target = side(config.source_vocab_size if config.shared_vocab else config.target_vocab_size)
-    return source.as_source() | target.as_target(config.begin_id)
+  def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
+    return random_batch.random_batch(self.config, seed, full)
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
     zeros_BT = zeros(self.config.batcher(training=training).rows(self.max_length), self.max_length)
