@@ -1,10 +1,8 @@
 """Samples: how texts are drawn, and the text of continuations of a language model while it is drawn."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -23,7 +21,7 @@ class Sampling(NamedTuple):
   sample_seed: int
   max_new_tokens: int = 0  # of a continuation; a translation's length is limited by its source
 
-  def changed(self, chosen: Mapping[str, Any], search: str) -> Sampling:
+  def changed(self, chosen: Mapping[str, Any], search: str) -> Self:
     """Values with the chosen ones in their place; UserError for one that is out of its range, or not of the search."""
     ranges = {
       'sample_temperature': (int | float, 0, 1e6),
@@ -54,7 +52,7 @@ class Request(NamedTuple):
   listen: Callable[[str], bool] | None = None
 
   @classmethod
-  def of_text(cls, text: str, sampling: Sampling) -> Request:
+  def of_text(cls, text: str, sampling: Sampling) -> Self:
     """Request for samples that depend on the text and the seed alone."""
     return cls(text, sampling, zlib.crc32(text.encode()))
 

@@ -4,11 +4,9 @@ Models that learnt from lines of one sentence each often lose the second sentenc
 sentencex, by rules for each language; it takes a language that it does not know as English.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -46,7 +44,7 @@ class TrainingLines(NamedTuple):
   long: float | None = None  # characters of a line, the 99th percentile
 
   @classmethod
-  def of(cls, lines: Iterable[tuple[str, str]]) -> TrainingLines:
+  def of(cls, lines: Iterable[tuple[str, str]]) -> Self:
     """Those of lines, (language, line) each."""
     measured = np.array([[len(sentences(line, language)) > 1, len(line)] for language, line in lines])
     if not measured.size:
@@ -104,7 +102,7 @@ class _Arranged(NamedTuple):
   spaces: list[str]
 
   @classmethod
-  def of(cls, text: str, pieces: Sequence[str]) -> _Arranged:
+  def of(cls, text: str, pieces: Sequence[str]) -> Self:
     """Pieces of a text, which together are the text, without outer spaces; a single line is translated as it is."""
     parts, spaces = [], ['']
     for piece in pieces if len(pieces) > 1 or _BREAK.search(text) else ():

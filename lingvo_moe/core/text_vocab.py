@@ -1,9 +1,8 @@
 """Vocabularies of running text: bytes, characters, or SentencePiece pieces, in which line breaks are symbols too."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -42,12 +41,12 @@ class Characters:
     self._codes = np.array([ord(c) for c in characters], np.int32)
 
   @classmethod
-  def of(cls, texts: Iterable[str]) -> Characters:
+  def of(cls, texts: Iterable[str]) -> Self:
     """The characters that occur in texts."""
     return cls(''.join(sorted(set().union(*map(set, texts)))))
 
   @classmethod
-  def load(cls, path: str) -> Characters:
+  def load(cls, path: str) -> Self:
     """Characters from a file that `save` wrote."""
     what, way_out = 'a vocabulary of characters', 'give one that the trainer wrote'
     try:
