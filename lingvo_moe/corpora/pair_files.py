@@ -51,10 +51,6 @@ class Texts:
     columns: columns of the source and the target: numbers from 1, or names in the first row, or keys of JSON; empty: 1
       and 2, or the names of the languages or 'source' and 'target' if the first row has them.
     pair: the languages, as 'de-en'; '': from the ends of the files' names.
-
-  Attributes:
-    paths: of the files, as given.
-    sides: (source, target) languages.
   """
 
   def __init__(
@@ -71,8 +67,8 @@ class Texts:
       raise UserError(
         'text comes from two files or from one of pairs: give --source and --target, or --tsv, or --pairs_file'
       )
-    (self.paths,) = given
-    self.sides = _languages(self.paths, pair)
+    (self.paths,) = given  # of the files, as given
+    self.sides = _languages(self.paths, pair)  # (source, target)
     self._columns = _checked(columns)
     for path in self.paths:
       if not os.path.exists(path) or os.path.isdir(path):

@@ -97,16 +97,12 @@ class _Paragraph(NamedTuple):
 
 
 class MarkedUp:
-  """Document in markup.
-
-  Attributes:
-    texts: plain text of its paragraphs, without line breaks.
-  """
+  """Document in markup."""
 
   def __init__(self, document: str, markup: Markup) -> None:
     self._markup = markup
     self._pieces = list(_pieces(document, markup))
-    self.texts = [piece.text for piece in self._pieces if isinstance(piece, _Paragraph)]
+    self.texts = [piece.text for piece in self._pieces if isinstance(piece, _Paragraph)]  # without line breaks
 
   def written(self, translations: Sequence[Aligned]) -> str:
     """The document with a translation of each paragraph."""

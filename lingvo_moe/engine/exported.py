@@ -20,16 +20,12 @@ class ExportedModel(TextModel):
     path: the folder, whose files are compared with their hashes.
     threads: number of threads; None: as many as there are cores.
     graphs: their names; see Lanes.
-
-  Attributes:
-    settings: values of the manifest.
-    fingerprint: a short hash of the manifest, which has the hashes of all files.
-    lanes: its graphs.
   """
 
   def __init__(self, path: str, threads: int | None, graphs: Sequence[str]) -> None:
-    self.settings = settings = {**_LATER, **manifest.read(path)}
+    self.settings = settings = {**_LATER, **manifest.read(path)}  # values of the manifest
     self.path, self.model, self.step = path, settings['model'], settings['step']
+    # The manifest has the hashes of all files.
     self.fingerprint = files.sha256(os.path.join(path, manifest.MANIFEST))[:16]
     self.checkpoint = f'{settings["checkpoint"]}; {settings["weights"]} weights'
     self.beam_size, self.max_length = settings['beam_size'], settings['max_length']

@@ -34,11 +34,6 @@ class Graph:
   Args:
     path: of the file.
     threads: number of threads.
-
-  Attributes:
-    inputs, outputs: names.
-    shapes: shapes of the inputs by name; -1 is a size that `resize` gives.
-    sizes: the shapes that `resize` gave.
   """
 
   def __init__(self, path: str, threads: int) -> None:
@@ -46,10 +41,11 @@ class Graph:
     self.release()
     signature = self._interpreter.get_signature_runner()
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
+    # By name; a size of -1 is one that `resize` gives.
     self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}
     self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
-    self.sizes: Shapes = {}
-    self.inputs, self.outputs = list(inputs), list(outputs)
+    self.sizes: Shapes = {}  # the shapes that `resize` gave
+    self.inputs, self.outputs = list(inputs), list(outputs)  # names
 
   def resize(self, sizes: Shapes) -> None:
     """Gives inputs their shapes. If any changes, the contents of all inputs are lost."""

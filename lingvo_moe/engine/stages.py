@@ -64,11 +64,7 @@ class Experts:
 
 
 class StagedGraph:
-  """Graph of several stages, which is used as a Graph is; an input of several stages is written by `write`.
-
-  Attributes:
-    inputs, outputs, shapes, sizes: as of Graph.
-  """
+  """Graph of several stages, which is used as a Graph is; an input of several stages is written by `write`."""
 
   def __init__(self, stages: list[Graph], experts: list[Experts]) -> None:
     self._stages, self._experts = stages, experts

@@ -26,17 +26,11 @@ _TRIM_SECONDS = 60.0
 
 
 class HttpApp:
-  """Handlers for one model; `batching` are options of Batcher.
-
-  Attributes:
-    draining: whether new work is refused, and what was accepted is answered.
-    in_flight: number of requests that are being answered.
-    batcher: thread that computes.
-  """
+  """Handlers for one model; `batching` are options of Batcher."""
 
   def __init__(self, run: TextModel, *, limits: Limits | None = None, origins: Origins | None = None, **batching: Any):
-    self.draining = False
-    self.in_flight = 0
+    self.draining = False  # whether new work is refused, and what was accepted is answered
+    self.in_flight = 0  # number of requests that are being answered
     self._run = run
     self._origins = origins or Origins()
     self._trimmed = time.monotonic()

@@ -153,18 +153,13 @@ class _Languages:
   """Languages of a run.
 
   Where neither its log nor a corpus says which there are, any source is taken by a model that does not read its code.
-
-  Attributes:
-    known: codes of 'source' and 'target'.
-    listed: each language, with its name in English and the languages that it is translated into, as LibreTranslate has
-      it.
   """
 
   def __init__(self, run: TextModel):
     self._run = run
     pairs, names = run.pairs(), babel.Locale('en').languages
-    self.known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}
-    self.listed: list[dict[str, Any]] = [
+    self.known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}  # codes
+    self.listed: list[dict[str, Any]] = [  # as LibreTranslate has them, names in English
       {'code': code, 'name': names.get(code, code), 'targets': [target for source, target in pairs if source == code]}
       for code in sorted(self.known['source'] | self.known['target'])
     ]

@@ -173,19 +173,13 @@ class _Shard:
 
 
 class TokenCache:
-  """Cache entry: the lines of one side, as ids without bos and eos.
-
-  Attributes:
-    folder: of the entry; '' of several joined.
-    total: number of ids.
-    file_lines: number of lines of each file.
-  """
+  """Cache entry: the lines of one side, as ids without bos and eos."""
 
   def __init__(self, folder: str, shards: Sequence[Any], file_lines: Sequence[int] = ()):
-    self.folder, self.file_lines, self._shards = folder, file_lines, shards
+    self.folder, self.file_lines, self._shards = folder, file_lines, shards  # folder: '' of several joined
     self._first_line = np.cumsum([0, *(shard.lines for shard in shards)])
     self._first_token = np.cumsum([0, *(shard.total for shard in shards)])
-    self.total = int(self._first_token[-1])
+    self.total = int(self._first_token[-1])  # number of ids
 
   def __len__(self) -> int:
     return int(self._first_line[-1])

@@ -41,25 +41,18 @@ def corpus_tag(name: str) -> str:
 
 
 class SentencePieceVocab(core_vocab.Vocab):
-  """Vocabulary in a SentencePiece .model file.
-
-  Attributes:
-    path: path of the file.
-    size: number of ids.
-    model_bytes: model as it is used, which `_adapted` makes of the contents.
-    fingerprint: SHA-256 of the contents of the file, in hex.
-  """
+  """Vocabulary in a SentencePiece .model file."""
 
   def __init__(self, path: str):
     if not os.path.isfile(path):
       raise UserError(f'no vocabulary file {path!r}: make one with lingvo-moe vocab')
     self.path = path
     contents = files.read(path)
-    self.fingerprint = hashlib.sha256(contents).hexdigest()
+    self.fingerprint = hashlib.sha256(contents).hexdigest()  # of the file, whatever `_adapted` makes of it
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
       self._processor.LoadFromSerializedProto(contents)
-      self.model_bytes = self._adapted(contents)
+      self.model_bytes = self._adapted(contents)  # as it is used
       self._processor.LoadFromSerializedProto(self.model_bytes)
       self.size = self._processor.get_piece_size()
     except RuntimeError:

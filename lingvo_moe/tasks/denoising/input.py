@@ -52,20 +52,15 @@ class TrainInput(task.TrainInput):
 
 
 class HeldOutInput(windows.HeldOutInput):
-  """Batches of held-out text, the same at every call and for every seed; each token is in one window.
-
-  Attributes:
-    fingerprints: hash of the tokens of each file, by its name.
-    examples: (file, inputs, targets) of each window.
-  """
+  """Batches of held-out text, the same at every call and for every seed; each token is in one window."""
 
   def __init__(
     self, config: DenoisingConfig, vocab: SentinelVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
     super().__init__(config, vocab.text, cache_dir, feed, split)
     hashes = [hashlib.sha256(text.tokens.tobytes()).hexdigest()[:16] for text in self._texts]
-    self.fingerprints = dict(zip(self.subsets, hashes, strict=True))
-    self.examples = [
+    self.fingerprints = dict(zip(self.subsets, hashes, strict=True))  # of the tokens of each file, by its name
+    self.examples = [  # (file, inputs, targets) of each window
       (file, *example)
       for file, text in enumerate(self._texts)
       for example in _examples(config, vocab, text.tokens, first)

@@ -99,11 +99,6 @@ class HeldOutInput(windows.HeldOutInput):
   """Batches of held-out text: each token counts once, given the up to `window` - 1 before it.
 
   Windows begin every eval_stride tokens. In each but the first of a file, the last eval_stride tokens count.
-
-  Attributes:
-    units: numbers of 'words' and 'bytes' of all files, by which the loss is reported too.
-    files: (words, bytes, documents) of each file.
-    fingerprint: hash of the tokens.
   """
 
   def __init__(
@@ -113,10 +108,11 @@ class HeldOutInput(windows.HeldOutInput):
     texts, paths = self._texts, self._paths
     orders = [np.arange(min(len(text), first or len(text))) for text in texts]
     self._streams = [Stream(text, order) for text, order in zip(texts, orders, strict=True)]
+    # (words, bytes, documents) of each file; and the totals by which the loss is reported too.
     self.files = [_units(path, config.documents, len(order)) for path, order in zip(paths, orders, strict=True)]
     self.units = {'words': sum(f[0] for f in self.files), 'bytes': sum(f[1] for f in self.files)}
     stride = config.eval_stride or config.window
-    self.fingerprint = hashlib.sha256(b''.join(text.tokens.tobytes() for text in texts)).hexdigest()
+    self.fingerprint = hashlib.sha256(b''.join(text.tokens.tobytes() for text in texts)).hexdigest()  # of the tokens
     self.examples = []  # (file, start, the first position that counts)
     for file, stream in enumerate(self._streams):
       count = 1 + max(0, -(-(stream.total - config.window) // stride))

@@ -96,21 +96,14 @@ class SymbolsAround(NamedTuple):
 
 
 class Examples:
-  """Examples of one split, at least one; an example is (number of its pair, line).
-
-  Attributes:
-    pairs: the pairs found, sorted by name; one of several corpora is there for each.
-    corpora: the corpus of each.
-    sizes: number of lines of each.
-    stats: see Stats.
-    fingerprint: hash of everything that the examples and their lengths depend on.
-  """
+  """Examples of one split, at least one; an example is (number of its pair, line)."""
 
   def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
     source_vocab, target_vocab = vocabs
+    # Pairs are sorted by name; one of several corpora is there for each.
     self.pairs = dev_lines.trained_pairs(config) if split == 'train' else dev_lines.find_pairs(config, split)
     by_prefix = {corpus.prefix: corpus for corpus in config.mixture} if split == 'train' else {}
-    self.corpora = [by_prefix.get(pair.split, Corpus(split)) for pair in self.pairs]
+    self.corpora = [by_prefix.get(pair.split, Corpus(split)) for pair in self.pairs]  # the corpus of each pair
     tags = [source_vocab.corpus_tag_id(corpus.tag) if corpus.tag else 0 for corpus in self.corpora]
     self._tag, self._factor = np.array(tags, np.int32), np.array([corpus.loss for corpus in self.corpora], np.int32)
     self._max_length = config.max_length
@@ -129,7 +122,7 @@ class Examples:
     elif split == 'dev':
       for number, lines in chosen.items():
         self._caches[number] = tuple(side.subset(lines) for side in self._caches[number])
-    self.sizes = [len(source) for source, _ in self._caches]
+    self.sizes = [len(source) for source, _ in self._caches]  # number of lines of each pair
     for pair, size, alignments in zip(self.pairs, self.sizes, self._alignments):
       if len(alignments) != size:
         raise UserError(
@@ -149,7 +142,7 @@ class Examples:
       key += repr(('by key', config.dev_lines, config.seed, [self.pairs[number].name for number in chosen]))
     if any(tags):
       key += repr(tags)
-    self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
+    self.fingerprint = hashlib.sha256(key.encode()).hexdigest()  # of all that examples and lengths depend on
 
   def _scan(self, pair: int, share: float) -> PairStats:
     """Statistics of a pair, estimated from a share of its lines if that is below 1."""

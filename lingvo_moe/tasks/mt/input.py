@@ -49,13 +49,7 @@ class _Window(NamedTuple):
 
 
 class TrainInput(task.TrainInput):
-  """Training input: batches of sentence pairs; see task.TrainInput.
-
-  Attributes:
-    stats: numbers of pairs, examples and tokens, and of examples left out.
-    shares: name of a pair, or of a corpus of it ('de-en/bt') -> its share of the stream as training begins.
-    examples: name of a pair -> number of its examples.
-  """
+  """Training input: batches of sentence pairs; see task.TrainInput."""
 
   keys = batches.BATCH_KEYS
 
@@ -73,13 +67,13 @@ class TrainInput(task.TrainInput):
       kept = [pair.kept for pair in self.stats.pairs]
       self.stats = dataclasses.replace(self.stats, shares=mixture.summary(self._examples.corpora, stages, kept))
     labels = zip(pairs, self._examples.corpora, strict=True)
-    names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]
+    names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]  # 'de-en/bt'
     self._stages = mixture.stages(config.mixture)
     self._sampler = sampling.Sampler(
       names, sizes, stages=stages, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
     )
-    self.shares = dict(zip(names, map(float, stages[0]), strict=True))
-    self.examples = collections.Counter()
+    self.shares = dict(zip(names, map(float, stages[0]), strict=True))  # of the stream as training begins
+    self.examples = collections.Counter()  # by name of a pair: their number
     for name, size in zip(pairs, sizes, strict=True):
       self.examples[name] += int(size)
     if any(corpus.loss != 1000 for corpus in config.mixture):
@@ -157,11 +151,6 @@ class HeldOutInput(task.DevInput):
 
   Args:
     max_sentences: number of sentences of each pair, evenly spaced over its lines; 0 for all.
-
-  Attributes:
-    stats: as in TrainInput; sentences over max_length are left out here too, and counted.
-    subsets: the names of the pairs, by number.
-    content_hash: see task.DevInput.
   """
 
   def __init__(
@@ -169,8 +158,8 @@ class HeldOutInput(task.DevInput):
   ):
     self._examples = Examples(config, 'dev', cache_dir, vocabs, feed.quiet)
     self._feed = feed
-    self.stats = self._examples.stats
-    self.subsets = [pair.name for pair in self._examples.pairs]
+    self.stats = self._examples.stats  # sentences over max_length are left out here too, and counted
+    self.subsets = [pair.name for pair in self._examples.pairs]  # by number
     counts = [min(n, max_sentences or n) for n in self._examples.sizes]
     self._pair = np.repeat(np.arange(len(counts)), counts)
     evenly = [np.arange(k) * n // max(k, 1) for n, k in zip(self._examples.sizes, counts, strict=True)]
@@ -210,10 +199,6 @@ class TextInput:
     sources: the sentences.
     languages: languages whose tags there are; None for no tag.
     targets: as many sentences, or None.
-
-  Attributes:
-    empty: indices of the sentences without a token, which are in no batch (with targets: with an empty source).
-    truncated: indices of the sentences of which a side was cut.
   """
 
   def __init__(
@@ -236,9 +221,10 @@ class TextInput:
         too_long |= {i for i, ids in enumerate(rows) if len(ids) + own.count > config.max_length}
         self._sides.append([own.put(ids, config.max_length) for ids in rows])
     lengths = [np.array([len(ids) for ids in rows], np.int64) for rows in self._sides]
+    # Indices of sources without a token, in no batch.
     self.empty = np.flatnonzero(lengths[0] == around[0].count).tolist()
     lengths[0][self.empty] = 0
-    self.truncated = sorted(too_long - set(self.empty))
+    self.truncated = sorted(too_long - set(self.empty))  # indices of the sentences of which a side was cut
     self._plans = config.batcher(training=False).plan(lengths[0], lengths[-1])
     self._groups = config.num_groups
     self._begin, self._first = config.begin_id, np.array(around[1].before, np.int32)

@@ -70,14 +70,9 @@ class HeldOutInput(task.DevInput):
   """Batches of held-out text, in order; a row is a window of a file.
 
   A batch has 'files' [B, P], 1 at the file of a row, for losses by file.
-
-  Attributes:
-    stats: a line for the log.
-    subsets: names of the files.
-    examples: the windows, as tuples that begin with the number of the file.
   """
 
-  examples: list[tuple]
+  examples: list[tuple]  # the windows; each begins with the number of its file
 
   def __init__(
     self, config: PlainTextConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str, kind: str = 'file'
