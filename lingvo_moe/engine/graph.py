@@ -30,10 +30,6 @@ class Graph:
 
   `input` and `output` return views that are valid until the next `resize` or `run`, which refuse to work while one of
   them is held. Resizing takes milliseconds; weights stay packed as they are.
-
-  Args:
-    path: of the file.
-    threads: number of threads.
   """
 
   def __init__(self, path: str, threads: int) -> None:
