@@ -160,12 +160,8 @@ class Paragraphs:
   ) -> Any:
     """Answers of texts, of which `cut` has the numbers of those with a sentence that was cut.
 
-    Args:
-      texts: any number of them.
-      target: of translator.Translator.translate.
-      languages: of each text; '' where it is not known.
-      progress, known, keep: of the translator, with the numbers of texts.
-      request: what is asked of each text. One whose translation has a prefix is not split.
+    Arguments are those of the translator, with the numbers of texts; and the language of each text, '' where it is not
+    known. A text whose translation has a prefix is not split.
     """
     asked = {'request': request} if request.asked else {}
     if self._mode == 'never' or request.prefix:

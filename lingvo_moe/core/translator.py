@@ -72,7 +72,14 @@ class Translator:
     raise NotImplementedError
 
   def translate(self, texts: Sequence[str], target: Languages = None) -> Answers:
-    """Answers texts; `target` is from Task.choose_target. One that is `able` takes a request too."""
+    """Answers texts; `target` is from Task.choose_target. A translator of sentences takes more.
+
+    Args:
+      progress: called with the number of sentences done since the last call; those that are known do not count.
+      known: numbers of sentences whose translations the caller has; what is returned for them is as of an empty line.
+      keep: called with the number and the translations of each further sentence, when its batch is done.
+      request: what is asked of each, of what it is `able` to do.
+    """
     raise NotImplementedError
 
   def translate_lines(self, lines: Sequence[str], target: Languages = None) -> Answers:
@@ -84,7 +91,10 @@ class Translator:
     return []
 
   def score(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> Scored:
-    """Log-probabilities of given translations."""
+    """Log p of each target given its source, summed over its symbols and the end; a function `progress` may be given.
+
+    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
+    """
     raise UserError('this model scores no pairs: use the decoder with --score')
 
   def align(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> list[Alignment]:

@@ -73,14 +73,11 @@ def sample(
   """Draws W samples of each row, with their ends: ids [B, W, T], lengths [B, W], log p [B, W].
 
   Args:
-    decoder: graph of a step.
-    memory: what it reads besides the cache, by name.
+    decoder, memory, prompt, given: as in search.search.
     sampler: choice of the next symbol.
     keys_BW: random key of each sample.
     limits_BW: most symbols of each; 0: it is not drawn.
     last_B: symbol before the first.
-    prompt: what the samples continue.
-    given: the first symbols of all, whose probabilities do not count.
     watch: called at every step with the symbols drawn, [B, W], pad where there is none; returns which rows go on.
   """
   most = int(limits_BW.max())

@@ -77,16 +77,7 @@ class Translator(translator.Translator):
     keep: Callable[[int, list[Hypothesis]], object] = lambda sentence, hypotheses: None,
     request: TranslationRequest = NOTHING,
   ) -> Answers:
-    """Translates sentences; one without tokens is translated to an empty line.
-
-    Args:
-      texts: any number of them.
-      target: languages whose tags sentences get; None: no tag.
-      progress: called with the number of sentences done since the last call.
-      known: numbers of sentences that the caller has, for which an empty line is returned.
-      keep: called with the number and the translations of each further sentence, when its batch is done.
-      request: what is asked of each.
-    """
+    """Translates sentences; one without tokens is translated to an empty line."""
     model, (search_name, sampling) = self._model, self.sampling(request)
     of_source, of_target = self._around(target)
     sources, truncated = _rows(model.source, texts, of_source, model.max_length)
@@ -140,10 +131,6 @@ class Translator(translator.Translator):
     target: language_tags.Languages = None,
     progress: Callable[[int], object] = lambda count: None,
   ) -> Scored:
-    """Log p of each target given its source, summed over its symbols and the end.
-
-    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
-    """
     model = self._model
     of_source, of_target = self._around(target)
     source_ids, source_cut = _rows(model.source, sources, of_source, model.max_length)

@@ -83,17 +83,10 @@ class SentenceTranslator(task.Translator):
     keep: Callable[[int, list[task.Hypothesis]], object] = lambda sentence, hypotheses: None,
     request: TranslationRequest = NOTHING,
   ) -> task.Answers:
-    """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
+    """Translates sentences, batched by length; one without tokens, such as an empty line, to an empty line.
 
-    Args:
-      sources: any number of sentences; they are batched by length.
-      target: languages whose tags sentences get; None: no tag.
-      progress: see task.Progress; it does not count sentences that are known.
-      known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is
-        as of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last
-        bit, if batch_tokens is the same; a batch whose sentences are all known is left out.
-      keep: called with the number and the translations of each further sentence, when its batch is done.
-      request: what is asked of each.
+    Batches are those of all sentences, known ones too, so that the others come out as in an earlier call to the last
+    bit, if batch_tokens is the same; a batch whose sentences are all known is left out.
     """
     search, sampling = self.sampling(request)
     width, config, function = self._samples.get(search, (0, self._config, self._search))
@@ -135,10 +128,6 @@ class SentenceTranslator(task.Translator):
     target: language_tags.Languages = None,
     progress: task.Progress = lambda count: None,
   ) -> task.Scored:
-    """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
-
-    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
-    """
     batches = TextInput(self._config, self._vocabs, sources, target, targets)
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:

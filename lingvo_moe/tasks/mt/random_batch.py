@@ -12,10 +12,7 @@ _FIRST_ID = 10  # none of the special symbols
 def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
   """Batch of random ids: rows of max_length tokens with one sentence each, as many as batch_tokens allows.
 
-  Args:
-    config: configuration with the sizes.
-    seed: seed of the ids and lengths.
-    full: True for full rows; False for sentences of 1 to max_length tokens, followed by padding.
+  Rows are full, or without `full` sentences of 1 to max_length tokens, followed by padding.
   """
   rng = np.random.default_rng(seed)
   length = config.max_length
