@@ -290,17 +290,16 @@ def _mesh_and_topology(config):
   from lingvo_moe.runtime.placement import place
   from lingvo_moe.xla_sharding import Mesh
 
+  parse = functools.partial(Mesh.parse, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value)
   if _PLATFORM.value == 'cpu':
     if _TOPOLOGY.value or _PLACEMENT.value or not _MESH.value:
       raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology or --placement")
-    return Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value), None
+    return parse(_MESH.value), None
   if not _TOPOLOGY.value:
     raise UserError("--topology says for which TPU, such as 'v3:32x32'; --platform=cpu needs none")
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
-  return place(
-    Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value), topology, _PLACEMENT.value
-  ), topology
+  return place(parse(mesh), topology, _PLACEMENT.value), topology
 
 
 if __name__ == '__main__':

@@ -139,6 +139,14 @@ def test_collectives_name_axes_and_layers(on_cpu):
   assert set(on_cpu['dense'].collective_counts) == {'all-reduce'}
 
 
+def test_sums_over_the_hidden_features_of_experts_are_of_experts():
+  report = cost.estimate('moe', MOE, Mesh.parse('expert:2,hidden:2'))
+  slots = 4 * 2 * 128 * 32  # bytes, for both choices of the 64 tokens of each of two devices
+  sums = [c for c in report.collectives if c.kind == 'all-reduce' and c.bytes >= slots]
+  assert {(c.axes, c.part) for c in sums} == {(('hidden',), 'experts'), (('expert', 'hidden'), 'optimiser')}
+  assert sum(c.count for c in sums if c.part == 'experts') == 4  # outputs and gradients of tokens, in two layers
+
+
 def test_without_a_chip_there_are_no_times(on_cpu):
   report = on_cpu['dense']
   assert report.step_seconds_roofline is None and report.flops_share_of_peak is None
