@@ -44,8 +44,7 @@ def top2_gating(
 
   Args:
     logits_GSE: float32 scores.
-    paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
-    capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.
+    paddings_GS, capacity: as in Gate.__call__.
     noise_GS: uniform [0, 1); the second choice is kept where gate / threshold > noise. None keeps every one.
     threshold: gate from which on a second choice is always kept: 0.5 is the paper's 2 * gate, 1.0 keeps it with the
       probability of its gate; Lingvo's second_expert_threshold.
