@@ -85,7 +85,7 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
   """Raises UserError, before anything is compiled, if the mesh does not divide the program's weights or groups."""
   specs = {**program.weight_specs, **program.slot_specs}
   for name, spec in specs.items():
-    for each in {mesh, mesh.stored}:
+    for each in dict.fromkeys((mesh, mesh.stored)):
       each.stored_spec(spec.shape, spec.dims, name, spec.slot)
   if mesh.size(['stage']) > 1 and not any(spec.dims.startswith('L') for spec in specs.values()):
     raise UserError(
