@@ -37,8 +37,9 @@ def main():
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   if mesh.num_devices < 2:
     raise UserError(f'one device holds everything; saw --mesh={_MESH.value}: name a mesh of several')
-  if mesh.size(['stage']) > 1:
-    raise UserError(f'lint reads programs without a pipeline; saw --mesh={mesh}: leave out stage')
+  for axis, what in {'stage': 'a pipeline', 'hidden': 'tokens gathered for parts of an expert'}.items():
+    if mesh.size([axis]) > 1:
+      raise UserError(f'lint reads programs without {what}; saw --mesh={mesh}: leave out {axis}')
   if _PLANT.value and not config.num_experts:
     raise UserError(
       f'--plant={_PLANT.value} changes layers with experts; {_MODEL.value} has none: name another --model'

@@ -239,3 +239,9 @@ def test_a_plant_in_a_model_without_experts_is_refused():
   command = [*COMMAND, '--model=mt.cldr.Dense', f'--mesh={MESH}', '--plant=topk']
   done = forks.run(command, timeout=300)
   assert done.returncode == 1 and 'mt.cldr.Dense has none: name another --model' in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('axis', ['stage', 'hidden'])
+def test_programs_that_gather_by_design_are_refused(axis):
+  done = forks.run([*COMMAND, '--model=mt.cldr.Tiny', f'--mesh={axis}:2'])
+  assert done.returncode == 1 and f'leave out {axis}' in done.stderr
