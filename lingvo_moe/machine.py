@@ -40,7 +40,10 @@ class RuntimeOptions(options_lib.Options):
     'local: one CPU or GPU. spmd: a mesh of devices (XLA). tpu: a mesh of all cores of a TPU (TPUStrategy).',
     one_of=['local', 'spmd', 'tpu'],
   )
-  mesh: str = flag('', "Devices by axis for --runtime=spmd or tpu, such as 'expert:4' or 'data:2,expert:2'.")
+  mesh: str = flag(
+    '',
+    "Devices by axis (data, expert, node, hidden, model, stage) for --runtime=spmd or tpu, such as 'data:2,expert:2'.",
+  )
   split_dense: bool = flag(False, 'Store a part of the dense layers on each device; default: a copy.')
   coordinator: str = flag('', 'HOST:PORT where process 0 listens; for several processes.')
   num_processes: int = flag(1, 'Number of processes of the run.', lower_bound=1)

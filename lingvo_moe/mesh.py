@@ -149,7 +149,7 @@ class Mesh:
     return (ids.reshape(self.topology).transpose(sum(self.placement, ())) if self.topology else ids).reshape(self.shape)
 
   def spec(self, dims: str, rules: Rules, first: str = '') -> Spec:
-    """Spec of a tensor with these axis letters: the letters in `first` take mesh axes first, then left to right."""
+    """Spec of a tensor with these axis letters: letters in `first` and H of experts first, then left to right."""
     check_letters(dims)
     free, claimed = [name for name, size in self.axes if size > 1], {}
     alone = _OF_EXPERTS if 'E' in dims else {}

@@ -1,5 +1,6 @@
 """Lower bounds on the time of collectives on the torus of a TPU pod, as compiled and for other placements."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -93,6 +94,7 @@ def placement_costs(
   """
   if dict(mesh.axes).get(_AXIS, 1) == 1:
     return []
+  mesh = dataclasses.replace(mesh, storage=None)  # a placement is of one mesh
   best: dict[int, PlacementCost] = {}
   for text in placement.options(mesh, topology, _AXIS):
     devices = placement.place(mesh, topology, text).device_ids()

@@ -52,7 +52,7 @@ _PLACEMENT = flags.DEFINE_string(
   'placement', '', "Chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'."
 )
 _PLATFORM = flags.DEFINE_enum('platform', 'tpu', ['tpu', 'cpu'], 'tpu: of --topology; cpu: virtual devices of --mesh.')
-_MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128'.")
+_MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128', or 'data:8/expert:8'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _SPLIT_UPDATE = flags.DEFINE_bool(
   'split_update', False, 'Split the update of weights that devices copy, and its slots.'

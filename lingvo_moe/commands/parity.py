@@ -64,7 +64,7 @@ collectives: in the partitioned train step"""
 
 _FEW = 'local;expert:2;expert:4;data:2,expert:2'
 _EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,model:2;data:2,expert:2,model:2'
-_EVERY_KIND += ';node:2,expert:2'
+_EVERY_KIND += ';node:2,expert:2;expert:2,hidden:2;data:2/expert:2'
 
 
 def grid(bindings) -> dict[str, list[str]]:

@@ -72,13 +72,12 @@ class Translator:
     raise NotImplementedError
 
   def translate(self, texts: Sequence[str], target: Languages = None) -> Answers:
-    """Answers texts; `target` is from Task.choose_target. A translator of sentences takes more.
+    """Answers texts; `target` is from Task.choose_target. Translators of sentences also take:
 
-    Args:
-      progress: called with the number of sentences done since the last call; those that are known do not count.
-      known: numbers of sentences whose translations the caller has; what is returned for them is as of an empty line.
-      keep: called with the number and the translations of each further sentence, when its batch is done.
-      request: what is asked of each, of what it is `able` to do.
+    progress: called with the number of sentences done since the last call; those that are known do not count.
+    known: numbers of sentences whose translations the caller has; what is returned for them is as of an empty line.
+    keep: called with the number and the translations of each further sentence, when its batch is done.
+    request: what is asked of each, of what it is `able` to do.
     """
     raise NotImplementedError
 

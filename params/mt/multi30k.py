@@ -59,7 +59,8 @@ class MoE8E(Tiny):
 class MoE16E(Tiny):
   """Tiny with 16 experts in every other layer: 6.8M weights, 2.1M used by a token.
 
-  Result:  not yet run
+  Result:  with experts_in=encoder, the average of steps 10,000 to 12,000: de-en 41.6, fr-en 51.9, cs-en 40.2 BLEU;
+           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0. docs/quality.md.
   """
 
   num_experts: int = 16

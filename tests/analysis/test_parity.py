@@ -245,7 +245,7 @@ def test_the_grid_agrees(tmp_path):
   done = forks.run(command, timeout=3600)
   assert done.returncode == 0, done.stdout + done.stderr
   rows = json.loads((tmp_path / 't.json').read_text())
-  assert len(rows) == 8 * 2 * 2 and all(row['agrees'] for row in rows.values())
+  assert len(rows) == 10 * 2 * 2 and all(row['agrees'] for row in rows.values())
   assert {'model:2 gather unscanned', 'data:2,expert:2,model:2 einsum scanned'} <= set(rows)
 
 

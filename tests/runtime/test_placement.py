@@ -99,3 +99,10 @@ def test_an_all_to_all_in_a_box_takes_half_the_time_of_one_in_a_row():
   assert compiled.all_to_all_seconds == one.all_to_all_seconds == pytest.approx(3 * row)
   assert two.torus_axes == 2 and sorted(two.chips) == [4, 8] and two.all_to_all_seconds == pytest.approx(3 * box)
   assert two.collective_seconds > two.all_to_all_seconds
+
+
+def test_places_are_of_the_mesh_that_computes():
+  topology, devices = Topology.parse('v3:2x2'), torus.coordinates(Topology.parse('v3:2x2'))
+  exchange = Collective(None, 'all-to-all', 10**6, 1, np.arange(8).reshape(2, 4), ())
+  costs = lambda mesh: torus.placement_costs([exchange], Mesh.parse(mesh), topology, devices)
+  assert costs('data:2,expert:4/expert:8') == costs('data:2,expert:4')

@@ -1,5 +1,6 @@
 """A step that was exported gives the runtime's numbers, with neither TensorFlow nor this package."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -92,6 +93,16 @@ def test_a_step_for_a_mesh_trains_to_the_same_losses(folder, expected):
   assert done.returncode == 0, done.stderr
   assert 'train step on 4 x ' in done.stdout
   np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5)
+
+
+def test_a_step_stores_weights_as_another_mesh(tmp_path, expected):
+  batch = TranslationTask(CONFIG).random_batch()
+  step_export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), Mesh.parse('data:2/expert:2'), batch, TOKEN_COUNTS)
+  state = json.loads((tmp_path / 'spec.json').read_text())['state']
+  experts = [x for part in ('weights', 'slots') for name, x in state[part].items() if '/moe/wi' in name]
+  assert experts and all(x['mesh'] == [['expert', 2]] and ['expert'] in x['split'] for x in experts)
+  done = run(tmp_path, str(STEPS))
+  np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5, err_msg=done.stderr)
 
 
 def test_the_command_exports_a_language_model(tmp_path):

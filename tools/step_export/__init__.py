@@ -65,8 +65,9 @@ def save(
   rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
   for x in batch.values():
     mesh.check(x.shape[:1], 'B', rows)
+  by = mesh.stored
   stored = lambda specs: {
-    name: _described(mesh, s.shape, s.dtype.as_numpy_dtype, mesh.stored_spec(s.shape, s.dims, name, s.slot))
+    name: _described(by, s.shape, s.dtype.as_numpy_dtype, by.stored_spec(s.shape, s.dims, name, s.slot))
     for name, s in specs.items()
   }
   spec = {
