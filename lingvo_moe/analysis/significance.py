@@ -132,7 +132,10 @@ def mean_bootstrap(
 
 
 def sentence_ids(sets: Sequence[Mapping[str, Sequence[str]]]) -> tuple[list[np.ndarray], str]:
-  """The sentence of each line of some test sets, language -> lines each, and in words how sets were matched.
+  """Numbers of the sentence of each line of some test sets, and in words how lines of different sets were matched.
+
+  Args:
+    sets: the two sides of each, language -> lines.
 
   Returns:
     Numbers of sentences, by set. Where all sets are as long and every language has the same lines wherever it occurs,
