@@ -6,7 +6,7 @@ xla_sharding.py annotates tensors by them. TensorFlow's private modules are impo
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
@@ -51,6 +51,23 @@ _OF_EXPERTS = {'H': ('hidden',)}  # added to either table for tensors of experts
 # The mesh axes that split each axis of a tensor. 'expert/4' splits it in 4 over the fastest-varying factor 4 of mesh
 # axis expert; along the rest of that axis devices hold copies.
 Spec = tuple[tuple[str, ...], ...]
+
+
+class Layout(NamedTuple):
+  """Spec of a tensor and the mesh whose axes it names, which for a stored weight may not be the one that computes."""
+
+  mesh: 'Mesh'
+  spec: Spec
+
+  @property
+  def parts(self) -> int:
+    """Number of parts of the tensor; devices beyond it hold copies."""
+    return math.prod(map(self.mesh.size, self.spec))
+
+  @property
+  def op_sharding(self) -> OpSharding:
+    """OpSharding, XLA's form."""
+    return self.mesh.op_sharding(self.spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +115,8 @@ class Mesh:
     'data:8/expert:8' computes as on data:8, and stores weights as on expert:8.
     """
     text, slash, stored = text.partition('/')
+    if '/' in stored:
+      raise UserError(f"a mesh has one '/', as data:8/expert:8 has; saw {shown(f'{text}/{stored}')}: use two meshes")
     axes, storage = [], cls.parse(stored, split_dense, split_update) if slash else None
     for part in text.replace(' ', '').split(',') if text else ():
       name, _, size = part.partition(':')
@@ -173,8 +192,11 @@ class Mesh:
     sharding.iota_transpose_perm.extend(order)
     return sharding
 
-  def check(self, shape: Sequence[int | None], dims: str, spec: Spec) -> None:
-    """Raises UserError if the mesh does not divide the size of an axis that the spec splits."""
+  def check(self, shape: Sequence[int | None], dims: str, spec: Spec, proposed: str = '') -> None:
+    """Raises UserError if the mesh does not divide the size of an axis that the spec splits.
+
+    The message proposes a mesh that does, after the text `proposed`.
+    """
     for size, letter, names in zip(shape, dims, spec, strict=True):
       parts = self.size(names)
       if size is not None and size % parts:
@@ -185,22 +207,23 @@ class Mesh:
         mesh, axes = Mesh(tuple(fitting.items())), ' x '.join(map(repr, names))
         raise UserError(
           f'axis {letter} ({LETTERS[letter]}) has size {size}, which cannot be split over the {parts} devices of '
-          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={mesh}'
+          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={proposed}{mesh}'
         )
 
-  def stored_spec(self, shape: Sequence[int], dims: str, name: str = '', update: bool = False) -> Spec:
-    """Spec of a weight as stored between steps, or as its `update` and slots are split.
+  def stored_layout(self, shape: Sequence[int], dims: str, name: str = '', update: bool = False) -> Layout:
+    """Layout of a weight as stored between steps, or as its `update` and slots are split.
 
     UserError, with its name, if the mesh does not divide its shape.
     """
-    spec = self.spec(dims, WEIGHTS_SPLIT if self.split_dense or (update and self.split_update) else WEIGHTS)
-    parts = lambda size, letter, names: self._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
+    mesh = self.stored
+    spec = mesh.spec(dims, WEIGHTS_SPLIT if mesh.split_dense or (update and mesh.split_update) else WEIGHTS)
+    parts = lambda size, letter, names: mesh._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
     try:
-      self.check(shape, dims, spec)
+      mesh.check(shape, dims, spec, str(self).removesuffix(str(mesh)))
     except UserError as e:
       raise UserError(f'{name}: {e}' if name else str(e)) from None
-    return spec
+    return Layout(mesh, spec)
 
   def _dividing(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
     """Mesh axes, or parts of axes, that split a size into equal parts of at least `least`."""

@@ -190,11 +190,8 @@ def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kin
   mesh.check((rows // parts,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
   program = config.program()
   state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
-  stored_by = mesh.stored
   stored = sum(
-    spec.size
-    * spec.dtype.size
-    // math.prod(map(stored_by.size, stored_by.stored_spec(spec.shape, spec.dims, name, spec.slot)))
+    spec.size * spec.dtype.size // mesh.stored_layout(spec.shape, spec.dims, name, spec.slot).parts
     for specs in state.values()
     for name, spec in specs.items()
   )

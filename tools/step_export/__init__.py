@@ -25,7 +25,7 @@ from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.program import Program
-from lingvo_moe.xla_sharding import Mesh
+from lingvo_moe.xla_sharding import Layout, Mesh
 
 try:
   import jax
@@ -65,9 +65,8 @@ def save(
   rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
   for x in batch.values():
     mesh.check(x.shape[:1], 'B', rows)
-  by = mesh.stored
   stored = lambda specs: {
-    name: _described(by, s.shape, s.dtype.as_numpy_dtype, by.stored_spec(s.shape, s.dims, name, s.slot))
+    name: _described(s.shape, s.dtype.as_numpy_dtype, mesh.stored_layout(s.shape, s.dims, name, s.slot))
     for name, s in specs.items()
   }
   spec = {
@@ -76,11 +75,11 @@ def save(
     'tokens': list(token_counts),
     'mesh': mesh.axes,
     'state': {
-      'step': _described(mesh, (), np.int32, ()),
+      'step': _described((), np.int32, Layout(mesh, ())),
       'weights': stored(program.weight_specs),
       'slots': stored(program.slot_specs),
     },
-    'batch': {name: _described(mesh, x.shape, x.dtype, rows) for name, x in batch.items()},
+    'batch': {name: _described(x.shape, x.dtype, Layout(mesh, rows)) for name, x in batch.items()},
     'keys': _keys(program),
   }
   keys = jax.tree.map(lambda key: jax.ShapeDtypeStruct(np.shape(key), np.uint32), spec['keys'], is_leaf=_is_key)
@@ -141,8 +140,9 @@ def _keys(program: Program) -> dict[str, dict]:
   return {'weights': of(program.weight_specs), 'slots': of(program.slot_specs)}
 
 
-def _described(mesh: Mesh, shape: Sequence[int], dtype: Any, split: xla_sharding.Spec) -> dict:
+def _described(shape: Sequence[int], dtype: Any, layout: Layout) -> dict:
   """Description of an array in spec.json: 'split' has, for each axis of the array, the axes of 'mesh' that split it."""
+  mesh, split = layout
   return {'shape': list(shape), 'dtype': str(np.dtype(dtype)), 'mesh': mesh.factors(split), 'split': split}
 
 
