@@ -195,7 +195,7 @@ class Mesh:
   def check(self, shape: Sequence[int | None], dims: str, spec: Spec, proposed: str = '') -> None:
     """Raises UserError if the mesh does not divide the size of an axis that the spec splits.
 
-    The message proposes a mesh that does, after the text `proposed`.
+    The message proposes a mesh: the one in the text `proposed`, or this one with fewer devices, which divides it.
     """
     for size, letter, names in zip(shape, dims, spec, strict=True):
       parts = self.size(names)
@@ -207,7 +207,7 @@ class Mesh:
         mesh, axes = Mesh(tuple(fitting.items())), ' x '.join(map(repr, names))
         raise UserError(
           f'axis {letter} ({LETTERS[letter]}) has size {size}, which cannot be split over the {parts} devices of '
-          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={proposed}{mesh}'
+          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={proposed or mesh}'
         )
 
   def stored_layout(self, shape: Sequence[int], dims: str, name: str = '', update: bool = False) -> Layout:
@@ -220,7 +220,7 @@ class Mesh:
     parts = lambda size, letter, names: mesh._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
     try:
-      mesh.check(shape, dims, spec, str(self).removesuffix(str(mesh)))
+      mesh.check(shape, dims, spec, str(dataclasses.replace(self, storage=None)) if self.storage else '')
     except UserError as e:
       raise UserError(f'{name}: {e}' if name else str(e)) from None
     return Layout(mesh, spec)

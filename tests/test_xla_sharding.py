@@ -96,7 +96,7 @@ def test_a_weight_has_the_layout_of_the_mesh_that_stores():
   layout = mesh.stored_layout((8, 16, 5), 'EMH')
   assert layout == (Mesh.parse('expert:4'), (('expert',), (), ())) and layout.parts == 4
   assert layout.op_sharding == layout.mesh.op_sharding(layout.spec)
-  with pytest.raises(UserError, match='^wi: axis E .* has size 6, .*: use a multiple of 4, or --mesh=data:4/expert:2$'):
+  with pytest.raises(UserError, match='^wi: axis E .* has size 6, .*: use a multiple of 4, or --mesh=data:4$'):
     mesh.stored_layout((6, 16, 5), 'EMH', 'wi')
 
 
