@@ -53,8 +53,11 @@ _OF_EXPERTS = {'H': ('hidden',)}  # added to either table for tensors of experts
 Spec = tuple[tuple[str, ...], ...]
 
 
-class Layout(NamedTuple):
-  """Spec of a tensor and the mesh whose axes it names, which for a stored weight may not be the one that computes."""
+class Sharding(NamedTuple):
+  """Sharding of a tensor: a spec, and the mesh whose axes it names, as NamedSharding of JAX.
+
+  The mesh of a stored weight may not be the one that computes.
+  """
 
   mesh: 'Mesh'
   spec: Spec
@@ -145,6 +148,11 @@ class Mesh:
     """Mesh by which weights are stored between steps."""
     return self.storage or self
 
+  @property
+  def computing(self) -> Self:
+    """Mesh by which a step computes, which stores weights by itself."""
+    return dataclasses.replace(self, storage=None)
+
   def size(self, names: Sequence[str]) -> int:
     """Number of devices along these axes or parts of axes ('expert/4' is 4); an axis that the mesh lacks is 1."""
     sizes = dict(self.axes)
@@ -210,8 +218,8 @@ class Mesh:
           f'mesh axis {axes}: use a multiple of {parts}, or --mesh={proposed or mesh}'
         )
 
-  def stored_layout(self, shape: Sequence[int], dims: str, name: str = '', update: bool = False) -> Layout:
-    """Layout of a weight as stored between steps, or as its `update` and slots are split.
+  def stored_sharding(self, shape: Sequence[int], dims: str, name: str = '', update: bool = False) -> Sharding:
+    """Sharding of a weight as stored between steps, or as its `update` and slots are split.
 
     UserError, with its name, if the mesh does not divide its shape.
     """
@@ -220,10 +228,10 @@ class Mesh:
     parts = lambda size, letter, names: mesh._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
     try:
-      mesh.check(shape, dims, spec, str(dataclasses.replace(self, storage=None)) if self.storage else '')
+      mesh.check(shape, dims, spec, str(self.computing) if self.storage else '')
     except UserError as e:
       raise UserError(f'{name}: {e}' if name else str(e)) from None
-    return Layout(mesh, spec)
+    return Sharding(mesh, spec)
 
   def _dividing(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
     """Mesh axes, or parts of axes, that split a size into equal parts of at least `least`."""

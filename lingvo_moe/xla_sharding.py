@@ -27,7 +27,7 @@ from tensorflow.python.ops.parallel_for import pfor
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.mesh import ACTIVATIONS, WEIGHTS, Mesh, tiled
 from lingvo_moe.mesh import WEIGHTS_SPLIT as WEIGHTS_SPLIT
-from lingvo_moe.mesh import Layout as Layout
+from lingvo_moe.mesh import Sharding as Sharding
 from lingvo_moe.mesh import Spec as Spec
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
@@ -126,9 +126,9 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
 
 
 def store(x: tf.Tensor, dims: str, update: bool = False) -> tf.Tensor:
-  """Shards a weight as it is stored between steps, or a gradient or slot as the `update` is (Mesh.stored_layout)."""
+  """Shards a weight as it is stored between steps, or a gradient or slot as the `update` is (Mesh.stored_sharding)."""
   if mesh := current():
-    return annotate(x, mesh.stored_layout(*_as_led(x, dims), update=update).op_sharding)
+    return annotate(x, mesh.stored_sharding(*_as_led(x, dims), update=update).op_sharding)
   return x
 
 

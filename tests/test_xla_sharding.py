@@ -91,13 +91,13 @@ def test_weights_may_be_stored_as_on_another_mesh():
     Mesh.parse('data:4/expert:4/data:4')
 
 
-def test_a_weight_has_the_layout_of_the_mesh_that_stores():
+def test_a_weight_has_the_sharding_of_the_mesh_that_stores():
   mesh = Mesh.parse('data:4/expert:4')
-  layout = mesh.stored_layout((8, 16, 5), 'EMH')
-  assert layout == (Mesh.parse('expert:4'), (('expert',), (), ())) and layout.parts == 4
-  assert layout.op_sharding == layout.mesh.op_sharding(layout.spec)
+  sharding = mesh.stored_sharding((8, 16, 5), 'EMH')
+  assert sharding == (Mesh.parse('expert:4'), (('expert',), (), ())) and sharding.parts == 4
+  assert sharding.op_sharding == sharding.mesh.op_sharding(sharding.spec)
   with pytest.raises(UserError, match='^wi: axis E .* has size 6, .*: use a multiple of 4, or --mesh=data:4$'):
-    mesh.stored_layout((6, 16, 5), 'EMH', 'wi')
+    mesh.stored_sharding((6, 16, 5), 'EMH', 'wi')
 
 
 def test_letters_that_come_first_claim_first():
@@ -114,28 +114,28 @@ def test_dense_weights_are_whole_unless_asked_for():
 
 def test_a_dense_weight_is_split_in_as_many_parts_as_have_8_rows():
   mesh = Mesh.parse('data:2,expert:8', split_dense=True)
-  assert mesh.stored_layout((128, 5), 'MH').spec == (('data', 'expert'), ())
-  assert mesh.stored_layout((32, 5), 'MH').spec == (('data', 'expert/2'), ())  # parts of 8 rows
-  assert mesh.stored_layout((8, 16, 5), 'EMH').spec == (('expert',), ('data',), ())
-  assert mesh.stored_layout((8, 15, 7), 'EMH').spec == (('expert',), (), ())
+  assert mesh.stored_sharding((128, 5), 'MH').spec == (('data', 'expert'), ())
+  assert mesh.stored_sharding((32, 5), 'MH').spec == (('data', 'expert/2'), ())  # parts of 8 rows
+  assert mesh.stored_sharding((8, 16, 5), 'EMH').spec == (('expert',), ('data',), ())
+  assert mesh.stored_sharding((8, 15, 7), 'EMH').spec == (('expert',), (), ())
   with pytest.raises(UserError, match=r'^wi: axis E \(experts\) has size 4'):
-    mesh.stored_layout((4, 6, 5), 'EMH', 'wi')
+    mesh.stored_sharding((4, 6, 5), 'EMH', 'wi')
 
 
 def test_an_update_may_be_split_where_weights_are_copied():
   mesh = Mesh.parse('data:2,expert:8', split_update=True)
-  assert mesh.stored_layout((128, 5), 'MH').spec == ((), ())
-  assert mesh.stored_layout((128, 5), 'MH', update=True).spec == (('data', 'expert'), ())
-  assert mesh.stored_layout((8, 16, 5), 'EMH', update=True).spec == (('expert',), ('data',), ())
+  assert mesh.stored_sharding((128, 5), 'MH').spec == ((), ())
+  assert mesh.stored_sharding((128, 5), 'MH', update=True).spec == (('data', 'expert'), ())
+  assert mesh.stored_sharding((8, 16, 5), 'EMH', update=True).spec == (('expert',), ('data',), ())
   stages = Mesh.parse('stage:2,data:2', split_update=True)
-  assert stages.stored_layout((4, 16, 5), 'LMH', update=True).spec == (('stage',), ('data',), ())
+  assert stages.stored_sharding((4, 16, 5), 'LMH', update=True).spec == (('stage',), ('data',), ())
   whole = Mesh.parse('data:2,expert:8')
-  assert whole.stored_layout((128, 5), 'MH', update=True).spec == ((), ())
+  assert whole.stored_sharding((128, 5), 'MH', update=True).spec == ((), ())
 
 
 def test_neighbours_along_an_axis_hold_the_parts_and_the_others_copies():
   mesh = Mesh.parse('expert:4', split_dense=True)
-  spec = mesh.stored_layout((16, 5), 'MH').spec
+  spec = mesh.stored_sharding((16, 5), 'MH').spec
   assert spec == (('expert/2',), ()) and mesh.factors(spec) == (('expert', 2), ('expert/2', 2))
   partial = mesh.op_sharding(spec)
   assert partial.replicate_on_last_tile_dim

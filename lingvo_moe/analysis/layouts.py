@@ -191,7 +191,7 @@ def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kin
   program = config.program()
   state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
   stored = sum(
-    spec.size * spec.dtype.size // mesh.stored_layout(spec.shape, spec.dims, name, spec.slot).parts
+    spec.size * spec.dtype.size // mesh.stored_sharding(spec.shape, spec.dims, name, spec.slot).parts
     for specs in state.values()
     for name, spec in specs.items()
   )

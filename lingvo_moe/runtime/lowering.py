@@ -1,6 +1,5 @@
 """Lowering of a Program to XLA for a mesh: shapes and shardings of the arguments, and the traced function."""
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +58,7 @@ class Lowering:
 
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
     """Sharding of a weight or optimizer slot as it is stored between steps."""
-    mesh, stored = self.mesh.stored_layout(spec.shape, spec.dims, name, spec.slot)
+    mesh, stored = self.mesh.stored_sharding(spec.shape, spec.dims, name, spec.slot)
     return self.sharding(stored, mesh)
 
   def state(self) -> dict:
@@ -86,8 +85,8 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
   """Raises UserError, before anything is compiled, if the mesh does not divide the program's weights or groups."""
   specs = {**program.weight_specs, **program.slot_specs}
   for name, spec in specs.items():
-    for each in dict.fromkeys((dataclasses.replace(mesh, storage=None), mesh)):
-      each.stored_layout(spec.shape, spec.dims, name, spec.slot)
+    for each in dict.fromkeys((mesh.computing, mesh)):
+      each.stored_sharding(spec.shape, spec.dims, name, spec.slot)
   if mesh.size(['stage']) > 1 and not any(spec.dims.startswith('L') for spec in specs.values()):
     raise UserError(
       f'mesh axis stage splits the layers of scanned stacks; saw --mesh={mesh} for a model without any: bind '

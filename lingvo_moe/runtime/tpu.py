@@ -256,7 +256,7 @@ class TpuRuntime(LocalRuntime):
       self._slots = self._sliced(self.program.slot_specs)
 
   def _sliced(self, specs: Mapping[str, WeightSpec]) -> dict[str, Sliced]:
-    split = lambda name, s: self.mesh.stored_layout(s.shape, s.dims, name, s.slot).op_sharding
+    split = lambda name, s: self.mesh.stored_sharding(s.shape, s.dims, name, s.slot).op_sharding
     return {name: Sliced(name, spec, split(name, spec), self._cores.devices) for name, spec in specs.items()}
 
 

@@ -111,7 +111,7 @@ def devices_of(sharding):
 
 
 def wanted(name, spec):
-  return devices_of(MESH.stored_layout(spec.shape, spec.dims, name).op_sharding)
+  return devices_of(MESH.stored_sharding(spec.shape, spec.dims, name).op_sharding)
 
 
 def state_specs():

@@ -310,7 +310,7 @@ def _memory_kinds(case: Case, report: Report) -> dict[str, float]:
   mesh = Mesh.parse(case.mesh, split_dense=case.split_dense)
   split = 0
   for spec in configured(case).program().weight_specs.values():
-    parts = mesh.stored_layout(spec.shape, spec.dims).parts
+    parts = mesh.stored_sharding(spec.shape, spec.dims).parts
     split += 4 * spec.size // parts if parts > 1 else 0
   return {
     'weights, split': split,

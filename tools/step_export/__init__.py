@@ -25,7 +25,7 @@ from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.program import Program
-from lingvo_moe.xla_sharding import Layout, Mesh
+from lingvo_moe.xla_sharding import Mesh, Sharding
 
 try:
   import jax
@@ -66,7 +66,7 @@ def save(
   for x in batch.values():
     mesh.check(x.shape[:1], 'B', rows)
   stored = lambda specs: {
-    name: _described(s.shape, s.dtype.as_numpy_dtype, mesh.stored_layout(s.shape, s.dims, name, s.slot))
+    name: _described(s.shape, s.dtype.as_numpy_dtype, mesh.stored_sharding(s.shape, s.dims, name, s.slot))
     for name, s in specs.items()
   }
   spec = {
@@ -75,11 +75,11 @@ def save(
     'tokens': list(token_counts),
     'mesh': mesh.axes,
     'state': {
-      'step': _described((), np.int32, Layout(mesh, ())),
+      'step': _described((), np.int32, Sharding(mesh, ())),
       'weights': stored(program.weight_specs),
       'slots': stored(program.slot_specs),
     },
-    'batch': {name: _described(x.shape, x.dtype, Layout(mesh, rows)) for name, x in batch.items()},
+    'batch': {name: _described(x.shape, x.dtype, Sharding(mesh, rows)) for name, x in batch.items()},
     'keys': _keys(program),
   }
   keys = jax.tree.map(lambda key: jax.ShapeDtypeStruct(np.shape(key), np.uint32), spec['keys'], is_leaf=_is_key)
@@ -140,9 +140,9 @@ def _keys(program: Program) -> dict[str, dict]:
   return {'weights': of(program.weight_specs), 'slots': of(program.slot_specs)}
 
 
-def _described(shape: Sequence[int], dtype: Any, layout: Layout) -> dict:
+def _described(shape: Sequence[int], dtype: Any, sharding: Sharding) -> dict:
   """Description of an array in spec.json: 'split' has, for each axis of the array, the axes of 'mesh' that split it."""
-  mesh, split = layout
+  mesh, split = sharding
   return {'shape': list(shape), 'dtype': str(np.dtype(dtype)), 'mesh': mesh.factors(split), 'split': split}
 
 
