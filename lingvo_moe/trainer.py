@@ -75,7 +75,7 @@ def train(
   options: Options, runtime_options: RuntimeOptions = machine_lib.LOCAL, signals: Signals | None = None
 ) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
-  from lingvo_moe.run.advice import Advice
+  from lingvo_moe.run.advice import Advice, DroppedNotice
   from lingvo_moe.run.evaluation import Evaluation
   from lingvo_moe.run.signals import Signals, StopOnSignal, StoppedBySignal
   from lingvo_moe.run.training import Diverged, check_finite, steps
@@ -86,7 +86,8 @@ def train(
   signals.in_loop = True
   advice = Advice(training)
   evaluation = Evaluation(training, signals)
-  hooks = (check_finite, training.log_step, advice, training.save_step, evaluation, StopOnSignal(training, signals))
+  notices = advice, DroppedNotice(training)
+  hooks = (check_finite, training.log_step, *notices, training.save_step, evaluation, StopOnSignal(training, signals))
   try:
     advice.say_epoch()
     if not training.is_resumed and (training.config.max_steps == 0 or training.runtime.program.constant):

@@ -140,7 +140,7 @@ class _Reader:
   def _with_quotes(self, text: str) -> str:
     """A line `MoE8E.pairs = de-en` with quotes around its value: text is meant where a field holds text."""
     line = _UNQUOTED.fullmatch(text)
-    if not line or fields.types(self._cls).get(line['field']) not in (str, str | None):
+    if not line or not fields.holds_text(self._cls, line['field']):
       return text
     return f'{line["key"]} = {line["value"]!r}'
 

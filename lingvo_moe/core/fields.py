@@ -13,7 +13,7 @@ import math
 import operator
 import typing
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Literal
 
 from lingvo_moe.core.errors import UserError, closest, shown
 
@@ -48,7 +48,8 @@ class Spec:
   def allows(self, value: Any) -> bool:
     """Whether a value of the right type is in range."""
     in_choices = not self.choices or value in self.choices
-    return value is None or (in_choices and all(holds(value, bound) for _, bound, holds in self._bounds()))
+    is_number = isinstance(value, (int, float))
+    return value is None or (in_choices and all(holds(value, bound) for _, bound, holds in self._bounds() if is_number))
 
   @property
   def text(self) -> str:
@@ -75,18 +76,26 @@ def changeable(default: Any, meaning: str, **rules: Any) -> Any:
 @functools.cache
 def specs(cls: type) -> dict[str, Spec]:
   """Spec of each field of a configuration class, in order; of the nearest parent that declares it by `field`."""
-  declared = {}
-  for parent in reversed(cls.__mro__):
-    own = parent.__dict__.get('__dataclass_fields__', {})
-    declared |= {name: f.metadata[_KEY] for name, f in own.items() if _KEY in f.metadata}
-  return {f.name: declared[f.name] for f in dataclasses.fields(cls)}
+  return {name: vars(parent)['__dataclass_fields__'][name].metadata[_KEY] for name, parent in _declaring(cls).items()}
 
 
 @functools.cache
 def types(cls: type) -> dict[str, Any]:
-  """Type of each field."""
-  hints = typing.get_type_hints(cls)
-  return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+  """Type of each field, as the nearest parent states it that declares it by `field`."""
+  return {name: typing.get_type_hints(parent)[name] for name, parent in _declaring(cls).items()}
+
+
+def holds_text(cls: type, name: str) -> bool:
+  """Whether a field may hold text; False for a name that is no field."""
+  hint = types(cls).get(name)
+  return any(part is str or typing.get_origin(part) is Literal for part in (hint, *typing.get_args(hint)))
+
+
+def _declaring(cls: type) -> dict[str, type]:
+  """Nearest parent that declares each field by `field`, in the order of the fields."""
+  own = lambda parent: vars(parent).get('__dataclass_fields__', {}).items()
+  declaring = {name: parent for parent in reversed(cls.__mro__) for name, f in own(parent) if _KEY in f.metadata}
+  return {f.name: declaring[f.name] for f in dataclasses.fields(cls)}
 
 
 def may_change(cls: type) -> list[str]:
@@ -165,6 +174,7 @@ _TYPES = {
   bool: 'True or False',
   bool | None: 'True, False or None',
   float | None: 'a number or None',
+  float | Literal['auto'] | None: "a number, 'auto' or None",
   str | None: 'a string or None',
   tuple[tuple[str, float], ...]: 'a dict of numbers by name',
 }
@@ -180,8 +190,9 @@ def _converted(value: Any, hint: Any) -> Any:
     if len(items) != len(hints):
       raise TypeError
     return tuple(map(_converted, items, hints))
-  if hint == float | None:
-    return None if value is None else _converted(value, float)
+  if float in typing.get_args(hint):  # or one of the constants beside it
+    constants = {None, *(constant for part in typing.get_args(hint) for constant in typing.get_args(part))}
+    return value if isinstance(value, (str, type(None))) and value in constants else _converted(value, float)
   is_number = hint in (int, float)
   if not isinstance(value, (int, float) if hint is float else hint) or (is_number and isinstance(value, bool)):
     raise TypeError  # to Python, True is an integer

@@ -1,10 +1,12 @@
-"""Advice before and during training: steps of an epoch, and how long an epoch and all steps take on this machine."""
+"""Advice before and during training: steps of an epoch, how long they take here, and choices that are dropped."""
 
 import time
 
 from lingvo_moe.run.training import Step, Training
+from lingvo_moe.tasks import metrics
 
 _SKIPPED = 3  # calls of the runtime that may trace and compile
+_DROPPED = 0.2  # share of the choices of a step
 _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_STEPS that took _SECONDS
 
 
@@ -51,6 +53,25 @@ class Advice:
       f'{1 / each:.3g} steps a second here: {epoch}the {left:,} steps that are left about {duration(each * left)}, '
       'evaluations aside'
     )
+
+
+class DroppedNotice:
+  """Notice, printed once, of a logged step whose experts had no slot for more than a fifth of the tokens' choices."""
+
+  def __init__(self, training: Training):
+    self._training = training
+    self._said = False
+
+  def __call__(self, step: Step) -> None:
+    if self._said or not self._training.is_logged(step.number):
+      return
+    share, factor = metrics.dropped_share(step.metrics), self._training.config.capacity_factor
+    if share > _DROPPED:
+      self._said = True
+      self._training.log.say(
+        f'step {step.number} dropped {share:.0%} of the choices of experts at capacity_factor={factor:g}: if it stays '
+        'so, raise aux_loss_weight, or begin a run with a larger capacity_factor, or None, which drops none'
+      )
 
 
 def duration(seconds: float) -> str:

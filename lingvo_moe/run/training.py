@@ -92,8 +92,7 @@ class Training:
 
   def log_step(self, step: Step) -> None:
     """Logs a step's scalars, every log_every steps."""
-    is_logged = step.number % self.config.log_every == 0 or step.number == self.config.max_steps
-    self.log.step(step.number, step.metrics, write=is_logged)
+    self.log.step(step.number, step.metrics, write=self.is_logged(step.number))
 
   def end(self, diverged: Diverged) -> UserError:
     """Marks the run as finished, as a decoder would wait for more; returns the error to raise."""
@@ -105,6 +104,9 @@ class Training:
       f'the loss must stay finite; {diverged} ({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, '
       'in a new --logdir with --init_from if you like'
     )
+
+  def is_logged(self, step: int) -> bool:
+    return step % self.config.log_every == 0 or step == self.config.max_steps
 
   def is_evaluated(self, step: int) -> bool:
     return step % self.config.eval_every == 0 or step == self.config.max_steps

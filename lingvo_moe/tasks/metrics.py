@@ -51,6 +51,13 @@ def loads(metrics: Mapping[str, Any]) -> dict[str, Any]:
   return {layer: stats.tokens_E for layer, stats in metrics.get('routing', {}).items()}
 
 
+def dropped_share(metrics: Mapping[str, Any]) -> float:
+  """Share of the tokens' choices that found no slot, over all MoE layers; of expert choice, of tokens not chosen."""
+  layers = metrics.get('routing', {}).values()
+  choices = sum(float(stats.tokens) * len(stats.dropped_R) for stats in layers)
+  return sum(float(sum(stats.dropped_R)) for stats in layers) / max(choices, 1.0)
+
+
 def by_unit(nats: float, words: float, bytes: float) -> dict[str, float]:
   """Perplexity a word and bits a byte of a text, which do not depend on its vocabulary."""
   return {

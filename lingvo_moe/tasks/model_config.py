@@ -6,7 +6,7 @@ and its decoding, and says in `model()` which model they make; see tasks/mt/conf
 
 import dataclasses
 import warnings
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
@@ -125,9 +125,10 @@ class ModelConfig(BatchConfig):
   router_dtype: str = field(
     'float32', 'Type of the products of gates, whose sums and softmaxes are float32.', choices=('float32', 'bfloat16')
   )
-  capacity_factor: float | None = field(
-    2.0,
-    'C = capacity_factor * S / E in training; 2 has a slot for both choices of every token at perfect balance. '
+  capacity_factor: float | Literal['auto'] | None = field(
+    'auto',
+    'C = capacity_factor * S / E, slots of an expert for a group of S tokens in training. A factor of k has a slot for '
+    'k choices of every token at perfect balance; auto: 2 or, where a token has more choices, as many. '
     'None: dropless, no token is dropped in training, as none is at inference.',
     above=0,
   )
@@ -272,6 +273,9 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'num_experts', '2 or more, or 0 for a dense model')
     if self.num_experts:
       self._check_gate()
+    if self.capacity_factor == 'auto':  # settled here, so that a run records a number
+      factor = self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
+      object.__setattr__(self, 'capacity_factor', factor)
     if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
       fields.refuse(
         self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'

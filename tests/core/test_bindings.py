@@ -199,3 +199,10 @@ def test_gin_bindings_of_a_program_are_its_own(tmp_path):
     assert gin.config_str() == bound
   finally:
     gin.clear_config()
+
+
+def test_the_word_auto_needs_no_quotes_where_a_number_may_stand_too():
+  assert read('Tiny.capacity_factor = auto') == {'capacity_factor': 'auto'}
+  assert read('Tiny.capacity_factor = 1.5') == {'capacity_factor': 1.5}
+  with pytest.raises(UserError, match="capacity_factor must be a number, 'auto' or None; saw 'autto'"):
+    configuration.resolve(TINY, (), ['Tiny.capacity_factor = autto'])

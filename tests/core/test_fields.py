@@ -119,11 +119,12 @@ def test_the_fields_a_translation_run_may_change():
   )
 
 
-def test_the_capacity_factor_is_a_number_or_none():
+def test_the_capacity_factor_is_a_number_auto_or_none():
   assert MtConfig(capacity_factor=None).capacity_factor is None
   assert isinstance(MtConfig(capacity_factor=2).capacity_factor, float)
-  with pytest.raises(UserError, match=r"capacity_factor must be a number or None; saw 'none'"):
-    MtConfig(capacity_factor='none')
+  for wrong in ('none', True):
+    with pytest.raises(UserError, match=f"capacity_factor must be a number, 'auto' or None; saw {wrong!r}"):
+      MtConfig(capacity_factor=wrong)
   with pytest.raises(UserError, match=r'capacity_factor must be above 0; saw 0.0'):
     MtConfig(capacity_factor=0)
 

@@ -3,6 +3,7 @@
 import time
 import types
 
+import numpy as np
 import pytest
 
 from lingvo_moe.run import advice
@@ -84,3 +85,19 @@ def test_steps_of_one_call_are_timed_together(now):
 )
 def test_durations_in_words(seconds, text):
   assert advice.duration(seconds) == text
+
+
+def routed(dropped):
+  """Metrics of a step of 100 tokens with two choices each, of which so many are dropped."""
+  return {'routing': {'layer': types.SimpleNamespace(tokens=100.0, dropped_R=np.array([dropped, 0.0]))}}
+
+
+def test_a_logged_step_that_drops_more_than_a_fifth_of_its_choices_is_said_once():
+  training = FakeTraining()
+  training.config.capacity_factor, training.is_logged = 1.25, lambda step: step % 2 == 0
+  notice = advice.DroppedNotice(training)
+  for number, dropped in enumerate((41, 40, 80, 41, 90, 90), start=1):
+    notice(Step(number, routed(float(dropped)), ends_call=True))
+    notice(Step(number, {}, ends_call=True))  # of a model without experts
+    assert len(training.said) == (number >= 4)
+  assert training.said[0].startswith('step 4 dropped 20% of the choices of experts at capacity_factor=1.25: ')

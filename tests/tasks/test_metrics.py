@@ -17,3 +17,11 @@ def test_drops_of_every_choice_are_logged():
   dropped = {name.rpartition('/')[2]: value for name, value in found.items() if name.endswith('dropped')}
   assert list(dropped.values()) == [r / 4 for r in range(10)]
   assert list(dropped)[7:] == ['eighth_dropped', 'choice_9_dropped', 'choice_10_dropped']
+
+
+def test_the_dropped_share_is_of_all_choices_of_all_layers():
+  layer = lambda tokens, dropped_R: types.SimpleNamespace(tokens=tokens, dropped_R=np.array(dropped_R))
+  two_choices, one_choice = layer(10.0, [1.0, 4.0]), layer(20.0, [3.0])
+  assert metrics.dropped_share({'routing': {'a': two_choices}}) == 5 / 20
+  assert metrics.dropped_share({'routing': {'a': two_choices, 'b': one_choice}}) == (5 + 3) / (20 + 20)
+  assert metrics.dropped_share({'routing': {'a': layer(0.0, [0.0])}}) == metrics.dropped_share({}) == 0

@@ -246,6 +246,17 @@ WINDOWS = (
   Operator(
     'Convolution',
     'A.4, Figure 11',
+    'X in parts of 3 and 2; stride 2',
+    _conv(strides=2, padding=[(0, 0), (1, 1), (1, 1), (0, 0)]),
+    _image(lambda d: 3 * d),
+    1,
+    {CP: 1},
+    note='12 positions, window 3, padding 1 + 1: partition i lacks 1 - i rows on the left, which are padding, and '
+    'i + 1 on the right',
+  ),
+  Operator(
+    'Convolution',
+    'A.4',
     'X; a kernel of 5, no padding',
     _conv(padding='VALID'),
     _image(_even, kernel=5),

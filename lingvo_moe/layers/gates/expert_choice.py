@@ -27,6 +27,9 @@ class ExpertChoice(gate.LinearGate):
       rule = "a number with gate='expert_choice': an expert takes that many * tokens / E"
       fields.refuse(self, 'capacity_factor', rule)
 
+  def auto_capacity_factor(self, num_experts: int) -> float:
+    return 2.0
+
   def experts_per_token(self, num_experts: int) -> float:
     return min(self.capacity_factor, num_experts)
 

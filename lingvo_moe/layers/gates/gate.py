@@ -41,6 +41,10 @@ class Gate(abc.ABC):
   def experts_per_token(self, num_experts: int) -> float:
     """Experts that a token visits; a mean where it varies."""
 
+  def auto_capacity_factor(self, num_experts: int) -> float:
+    """The capacity factor for 'auto': GShard's 2 or, where a token has more choices, as many."""
+    return max(2.0, float(self.experts_per_token(num_experts)))
+
   def capacity(self, group_size: Size | tf.Tensor, num_experts: int, factor: float) -> Size:
     """C, slots of an expert for each group."""
     return expert_capacity(group_size, num_experts, factor)
@@ -227,8 +231,9 @@ def statistics(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor, real_GS: tf.Tensor) 
 def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:
   """Balance loss E * sum_e c_e m_e of each group, summed: c_e is the share of choices, m_e the mean gate, of expert e.
 
-  GShard, Algorithm 1, line 13 times E^2, so 1 at perfect balance whatever E is (as in Lingvo); with one choice that of
-  Switch Transformers (equations 4 to 6). No gradient passes through c_e. A group of padding only has loss 0.
+  GShard, Algorithm 1, line 13 times E^2, so 1 at perfect balance whatever E is; with one choice that of Switch
+  Transformers (equations 4 to 6). Both means are over the n real tokens; Lingvo divides by S, padding included, so this
+  is (S / n)^2 times its loss. No gradient passes through c_e. A group of padding only has loss 0.
   """
   num_experts, ranks = gates_GSE.shape[-1], expert_GSR.shape[-1]
   size_G1 = tf.maximum(tf.reduce_sum(real_GS, axis=1), 1.0)[:, tf.newaxis]

@@ -16,6 +16,9 @@ class SoftMixture(gate.LinearGate):
   def experts_per_token(self, num_experts: int) -> float:
     return num_experts
 
+  def auto_capacity_factor(self, num_experts: int) -> float:
+    return 2.0  # without effect
+
   def capacity(self, group_size: Size | tf.Tensor, num_experts: int, factor: float) -> Size:
     return group_size
 

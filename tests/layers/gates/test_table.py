@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe.core import fields
+from lingvo_moe.core import fields, prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.gates import gate as gating
@@ -20,7 +20,7 @@ from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 from lingvo_moe.run import pruning
-from lingvo_moe.tasks import sizes
+from lingvo_moe.tasks import metrics, sizes
 from lingvo_moe.tasks.mt.task import TranslationTask
 
 OPTIONS = types.SimpleNamespace(
@@ -52,6 +52,43 @@ def test_the_number_of_choices_is_taken_where_it_is_free():
 
 def test_a_token_visits_no_more_experts_than_there_are():
   assert ExpertChoice(3.0).experts_per_token(num_experts=2) == 2
+
+
+@pytest.mark.parametrize(
+  ('values', 'factor'),
+  [
+    ({'gate': 'top2'}, 2.0),
+    ({'gate': 'switch'}, 2.0),
+    ({'gate': 'top_k', 'choices': 8}, 8.0),
+    ({'gate': 'top_k_unnormalised', 'choices': 3}, 3.0),
+    ({'gate': 'noisy_top_k', 'choices': 4}, 4.0),
+    ({'gate': 'hierarchical', 'choices': 3, 'groups_of_experts': 4}, 9.0),
+    ({'gate': 'soft'}, 2.0),
+    ({'num_experts': 0, 'gate': 'top_k', 'choices': 8}, 2.0),
+    ({'gate': 'top_k', 'choices': 8, 'capacity_factor': 1.5}, 1.5),
+    ({'gate': 'top_k', 'choices': 8, 'capacity_factor': None}, None),
+  ],
+)
+def test_auto_capacity_has_a_slot_for_every_choice_of_a_token_and_at_least_two(values, factor):
+  config = tiny_config.make(**{'num_experts': 16} | values)
+  assert config.capacity_factor == factor
+  assert not config.num_experts or config.moe().capacity_factor == factor
+
+
+def test_auto_capacity_keeps_most_of_eight_choices_where_a_factor_of_two_drops_them():
+  x_BTM = tf.random.stateless_normal([8, 16, 8], seed=[1, 2])
+  dropped = {}
+  for factor in ('auto', 2.0):
+    config = tiny_config.make(gate='top_k', num_experts=16, choices=8, model_dim=8, capacity_factor=factor)
+    layer = config.moe()
+    stats = layer(weights.initialize(layer.weights(), seed=3), x_BTM, tf.zeros([8, 16]), prng.key(4, 'step'))[1].stats
+    dropped[factor] = metrics.dropped_share({'routing': {'layer': stats}})
+  assert dropped['auto'] < 0.2 < 0.7 < dropped[2.0]
+
+
+def test_auto_capacity_of_expert_choice_is_two_visits_of_a_token():
+  config = tiny_config.make(gate='expert_choice', num_experts=16, experts_in='encoder')
+  assert (config.capacity_factor, config.moe_gate.capacity_factor) == (2.0, 2.0)
 
 
 def test_expert_choice_needs_a_capacity_factor():
