@@ -18,7 +18,7 @@ JAX = '>=0.10.2,<0.11'
 CTRANSLATE2 = ['ctranslate2>=4.5,<5']
 LITERT = ['ai-edge-litert>=2.3,<3']
 PREPARE = ['py3langid>=0.4,<0.5']
-SERVE = ['aiohttp>=3.11,<4', 'Babel>=2.18', 'prometheus-client>=0.20', *PREPARE]
+SERVE = ['aiohttp>=3.13.4,<4', 'Babel>=2.18', 'prometheus-client>=0.20', *PREPARE]
 
 setup(
   name='lingvo_moe',
@@ -48,7 +48,8 @@ setup(
     'numpy>=2.0',
     'sacrebleu>=2.4,<3',
     'safetensors>=0.5',
-    'sentencepiece>=0.2.0',
+    # 0.2.3 refuses hostile models, which crash tensorflow-text 2.21: it reads every model first.
+    'sentencepiece>=0.2.3',
     'sentencex>=1.0.32,<2',
     'tqdm>=4.66',
   ],
@@ -69,7 +70,7 @@ setup(
     # tools/paper_figures.py, with tpu-aot; tools/paper_quality.py; scipy: tools/expert_specialization.py.
     'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
     # lingvo-moe import of a folder with pytorch_model.bin.
-    'torch': ['torch>=2.6'],
+    'torch': ['torch>=2.10'],
     # tests/interop/test_live.py.
     'interop': ['torch>=2.13', 'transformers==4.57.1'],
     # docs/gshard_in_ten_steps.md as a notebook.

@@ -16,6 +16,8 @@ import toy_run as toy
 
 import lingvo_moe
 from lingvo_moe.commands import export, main
+from lingvo_moe.engine import manifest
+from lingvo_moe.interop import pickled
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ('lingvo_moe', 'params', 'tests', 'tools')
@@ -197,3 +199,13 @@ def test_an_export_is_loaded_and_served_without_the_import_of_tensorflow_or_jax(
   done = subprocess.run([sys.executable, '-c', USES, small[1]], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   assert json.loads(done.stdout) == []
+
+
+def test_versions_that_read_hostile_files_safely_are_the_least_that_are_installed():
+  setup = (ROOT / 'setup.py').read_text()
+  least = {name: re.search(rf"'{name}>=([\d.]+)", setup)[1] for name in ('sentencepiece', 'aiohttp', 'torch')}
+  as_numbers = {name: tuple(map(int, version.split('.'))) for name, version in least.items()}
+  assert as_numbers['sentencepiece'] >= (0, 2, 3) and as_numbers['aiohttp'] >= (3, 13, 4)
+  assert as_numbers['torch'] == pickled._SAFE and pickled._SAFE >= (2, 10)
+  assert f'torch {least["torch"]} or later' in (ROOT / 'docs' / 'import.md').read_text()
+  assert f'sentencepiece>={least["sentencepiece"]}' in manifest.REQUIREMENTS

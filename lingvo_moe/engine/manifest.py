@@ -16,7 +16,7 @@ REQUIREMENTS = (
   'absl-py>=2.1',
   'ai-edge-litert>=2.3,<3',
   'numpy>=2.0',
-  'sentencepiece>=0.2.0',
+  'sentencepiece>=0.2.3',
   'sentencex>=1.0.32,<2',
   'tqdm>=4.66',
 )

@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 
-_SAFE = 2, 6  # before, weights_only=True could be made to run code (CVE-2025-32434)
+_SAFE = 2, 10  # before, weights_only=True could be made to run code (CVE-2025-32434, CVE-2026-24747)
 
 
 def read(path: str, way_out: str) -> dict[str, np.ndarray]:
@@ -25,8 +25,9 @@ def read(path: str, way_out: str) -> dict[str, np.ndarray]:
     missing = errors.not_installed(f'{path} is a pickle; to read it without running it needs torch', e, 'torch')
     raise UserError(f'{missing}, or {way_out}') from None
   if tuple(map(int, torch.__version__.split('.')[:2])) < _SAFE:
+    least = '.'.join(map(str, _SAFE))
     raise UserError(
-      f'{path} is a pickle, which torch>=2.6 reads without running it; saw {torch.__version__}: {way_out}'
+      f'{path} is a pickle, which torch>={least} reads without running it; saw {torch.__version__}: {way_out}'
     )
   try:
     with warnings.catch_warnings(action='ignore'):  # about the protocol of a pickle

@@ -4,7 +4,9 @@ import dataclasses
 import filecmp
 import hashlib
 import os
+import pathlib
 import re
+import struct
 
 import forks
 import hypothesis
@@ -17,6 +19,7 @@ import tensorflow as tf
 import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 
+from lingvo_moe.core import vocab as core_vocab
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import sentencepiece_training
@@ -167,6 +170,31 @@ def test_a_tag_in_the_text_of_a_vocabulary_is_no_second_piece(tmp_path):
 def test_no_file_is_refused(tmp_path):
   with pytest.raises(UserError, match='no vocabulary file .*lingvo-moe vocab'):
     Vocab(str(tmp_path / 'none.model'))
+
+
+HOSTILE = {  # the fourth kills tensorflow-text 2.21
+  'too short for its size': lambda table, trie: table[:3],
+  'a size beyond the end': lambda table, trie: struct.pack('<I', 4 * len(table)) + table[4:],
+  'half of it': lambda table, trie: table[: len(table) // 2],
+  'a trie that leads outside': lambda table, trie: table[:4] + b'\xff' * trie + table[4 + trie :],
+  'texts without an end': lambda table, trie: table[: 4 + trie] + b'x' * (len(table) - 4 - trie),
+  'no texts': lambda table, trie: table[: 4 + trie],
+}
+
+
+@pytest.mark.parametrize('change', HOSTILE)
+def test_a_hostile_model_is_refused_before_it_reaches_tensorflow_text(change, tmp_path, monkeypatch):
+  pairs = parallel.find_pairs(write_corpus(tmp_path / 'data', ('de-en',)))
+  path = pathlib.Path(train_vocab(pairs, str(tmp_path / 'v'), SIZE, normalization='nmt_nfkc'))
+  proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+  table = proto.normalizer_spec.precompiled_charsmap  # the trie's size, the trie, and texts by their places
+  (trie,) = struct.unpack('<I', table[:4])
+  proto.normalizer_spec.precompiled_charsmap = HOSTILE[change](table, trie)
+  path.write_bytes(proto.SerializeToString())
+  monkeypatch.setattr(tensorflow_text, 'SentencepieceTokenizer', lambda *_, **__: pytest.fail('it was read'))
+  for read in (Vocab, core_vocab.Vocab):
+    with pytest.raises(UserError, match='is not a SentencePiece model'):
+      read(str(path)).encode(['Haus'])
 
 
 @pytest.mark.parametrize('content', [b'', b'not a model'])
