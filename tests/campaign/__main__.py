@@ -4,11 +4,13 @@
 
 A flipped byte must leave the same result, or be answered by a refusal of one line; never by a stack trace, and never by
 another result. A training that was killed, or had no room, must go on to the same logged values, bit for bit, and the
-same weights. Prints a table, and each unclean case with what to type; the exit status is 1 if there is one.
+same weights. Prints each case as it ends, so that what was found remains if the campaign is cut off, then a table, and
+each unclean case with what was said; the exit status is 1 if there is one.
 """
 
 import argparse
 import collections
+import itertools
 import pathlib
 import random
 import shutil
@@ -34,12 +36,16 @@ def main() -> int:
     own = world.make(root)
     print(f'seed {args.seed}: a run of {world.STEPS} steps, {time.monotonic() - begun:.0f} s', file=sys.stderr)
     rng = random.Random(args.seed)
-    results = [
-      *flips.campaign(own, rng, args.flips),
-      *interruptions.kills(own, rng, args.kills),
-      *(interruptions.kills_at_files(own) if args.kills else ()),
-      *interruptions.full_disks(own, rng, args.full_disks),
-    ]
+    results = []
+    cases = itertools.chain(
+      flips.campaign(own, rng, args.flips),
+      interruptions.kills(own, rng, args.kills),
+      interruptions.kills_at_files(own) if args.kills else (),
+      interruptions.full_disks(own, rng, args.full_disks),
+    )
+    for result in cases:
+      results.append(result)
+      print(f'{time.monotonic() - begun:5.0f} s  {result.outcome}: {result.kind}, {result.case}', flush=True)
   finally:
     shutil.rmtree(root, ignore_errors=True)
   return report(results, time.monotonic() - begun)

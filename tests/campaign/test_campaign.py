@@ -6,7 +6,23 @@ import sys
 
 import pytest
 
+from tests.campaign import __main__
+from tests.campaign.world import Result
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def test_each_case_is_printed_as_it_ends(monkeypatch, capsys):
+  def cases(*_):
+    yield Result('log/config.json', 'bit 3 of byte 7', 'refused')
+    assert 'refused: log/config.json, bit 3 of byte 7' in capsys.readouterr().out
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(__main__.world, 'make', lambda root: None)
+  monkeypatch.setattr(__main__.flips, 'campaign', cases)
+  monkeypatch.setattr(sys, 'argv', ['campaign', '--kills=0', '--full_disks=0'])
+  with pytest.raises(KeyboardInterrupt):
+    __main__.main()
 
 
 @pytest.mark.slow
