@@ -118,6 +118,7 @@ def test_a_dense_weight_is_split_in_as_many_parts_as_have_8_rows():
   assert mesh.stored_sharding((32, 5), 'MH').spec == (('data', 'expert/2'), ())  # parts of 8 rows
   assert mesh.stored_sharding((8, 16, 5), 'EMH').spec == (('expert',), ('data',), ())
   assert mesh.stored_sharding((8, 15, 7), 'EMH').spec == (('expert',), (), ())
+  assert mesh.stored_sharding((36, 5), 'MH').spec == ((), ())  # 4 parts of 9 rows are no tiles
   with pytest.raises(UserError, match=r'^wi: axis E \(experts\) has size 4'):
     mesh.stored_sharding((4, 6, 5), 'EMH', 'wi')
 

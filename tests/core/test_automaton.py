@@ -40,6 +40,14 @@ def test_every_spelling_of_a_banned_word_is_barred_and_no_other_word():
   assert not allowed(b'', ['\u00df'])((13, 14)) and not allowed(b'', ['\u00df'])((12,))  # by bytes too
 
 
+@pytest.mark.parametrize('banned', [['a b a', 'b'], ['ab a', 'a'], ['a ba b', 'ba', 'b a'], ['b ab ab', 'ab', 'b a']])
+def test_a_word_within_the_beginning_of_a_longer_phrase_is_barred(banned):
+  go = allowed(b'', banned)
+  for symbols in itertools.chain(*(itertools.product(range(2, 12), repeat=n) for n in (1, 2, 3))):
+    texts = [b' ' + spelt(symbols[: i + 1]).lower().replace(b'-', b' ') + b' ' for i in range(len(symbols))]
+    assert go(symbols) != any(f' {word} '.encode() in text for word in banned for text in texts), spelt(symbols)
+
+
 def test_text_begins_with_the_prefix_and_may_go_on_in_its_last_word():
   go = allowed(b' ab', [])
   for symbols in itertools.chain(*(itertools.product(range(1, 12), repeat=n) for n in (1, 2, 3))):
