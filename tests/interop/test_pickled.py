@@ -83,3 +83,14 @@ def test_a_pickle_needs_a_torch_that_reads_it_safely(torch, folder, monkeypatch)
   refused = r'is a pickle.*(torch>=2\.10 .*saw 2\.9\.1|not installed).*\.save_pretrained\(.OTHER.\)'
   with pytest.raises(UserError, match=refused):
     _ = HubFolder(str(folder)).tensors
+
+
+def test_torch_is_always_told_to_read_weights_alone(folder, monkeypatch):
+  asked = []
+  load = lambda path, **options: asked.append(options) or {}
+  stub = types.SimpleNamespace(__version__='2.10.0', load=load, bfloat16=None, int16=None)
+  (folder / 'pytorch_model.bin').touch()
+  monkeypatch.setitem(sys.modules, 'torch', stub)
+  with pytest.raises(UserError):  # a folder without a tensor
+    importing.import_folder(str(folder), str(folder / 'run'))
+  assert asked and all(options['weights_only'] is True for options in asked)
