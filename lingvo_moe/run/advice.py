@@ -65,12 +65,11 @@ class DroppedNotice:
   def __call__(self, step: Step) -> None:
     if self._said or not self._training.is_logged(step.number):
       return
-    share, factor = metrics.dropped_share(step.metrics), self._training.config.capacity_factor
-    if share > _DROPPED:
+    if (share := metrics.dropped_share(step.metrics)) > _DROPPED:
       self._said = True
       self._training.log.say(
-        f'step {step.number} dropped {share:.0%} of the choices of experts at capacity_factor={factor:g}: if it stays '
-        'so, raise aux_loss_weight, or begin a run with a larger capacity_factor, or None, which drops none'
+        f'step {step.number} dropped {share:.0%} of the choices of experts, which had no slot left: if it stays so, '
+        'raise aux_loss_weight, or begin a run with a larger capacity_factor, or with None, which drops none'
       )
 
 

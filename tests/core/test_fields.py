@@ -184,3 +184,16 @@ def test_no_field_takes_infinity_or_a_number_beyond_every_size(cls):
     ):
       with pytest.raises(UserError, match=f'{name} must be .*; saw '):
         cls(**{name: value})
+
+
+def test_a_field_that_a_subclass_declares_anew_has_the_rules_and_the_type_of_the_nearest():
+  @dataclasses.dataclass(frozen=True)
+  class Wide(Cake):
+    layers: float = field(1.5, 'Layers, also half ones.', at_least=0.5)
+
+  @dataclasses.dataclass(frozen=True)
+  class Wider(Wide):
+    layers: float = 2.5
+
+  assert fields.types(Wider)['layers'] is float and fields.types(Cake)['layers'] is int
+  assert fields.specs(Wider)['layers'].text == 'Layers, also half ones. At least 0.5.'

@@ -94,10 +94,10 @@ def routed(dropped):
 
 def test_a_logged_step_that_drops_more_than_a_fifth_of_its_choices_is_said_once():
   training = FakeTraining()
-  training.config.capacity_factor, training.is_logged = 1.25, lambda step: step % 2 == 0
+  training.is_logged = lambda step: step % 2 == 0
   notice = advice.DroppedNotice(training)
   for number, dropped in enumerate((41, 40, 80, 41, 90, 90), start=1):
     notice(Step(number, routed(float(dropped)), ends_call=True))
     notice(Step(number, {}, ends_call=True))  # of a model without experts
     assert len(training.said) == (number >= 4)
-  assert training.said[0].startswith('step 4 dropped 20% of the choices of experts at capacity_factor=1.25: ')
+  assert training.said[0].startswith('step 4 dropped 20% of the choices of experts, ')
