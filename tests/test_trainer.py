@@ -281,6 +281,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(corpus, tmp_
     train(corpus, tmp_path, 4, bindings)
 
 
+def test_the_last_step_is_logged_and_dropped_choices_are_said_once(corpus, tmp_path, capsys):
+  assert train(corpus, tmp_path / 'log', 3, ['Tiny.capacity_factor = 0.1', 'Tiny.log_every = 2']) is None
+  assert [step for step, _ in losses(tmp_path / 'log')] == [2, 3]
+  said = [line for line in capsys.readouterr().err.splitlines() if 'of the choices of experts, which had no slot' in line]
+  assert len(said) == 1 and said[0].startswith('step 2 dropped ')
+
+
 def test_a_run_does_not_go_on_as_another_model(corpus, whole):
   with pytest.raises(UserError, match=r'holds a run with model_dim=32, now 64.*choose another --logdir') as refused:
     train(corpus, whole, 9, ['Tiny.model_dim = 64'])
