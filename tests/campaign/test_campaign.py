@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -18,11 +19,15 @@ def test_each_case_is_printed_as_it_ends(monkeypatch, capsys):
     assert 'refused: log/config.json, bit 3 of byte 7' in capsys.readouterr().out
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(__main__.world, 'make', lambda root: None)
+  monkeypatch.setattr(__main__.world, 'make', lambda root: types.SimpleNamespace(seconds=1.0))
   monkeypatch.setattr(__main__.flips, 'campaign', cases)
   monkeypatch.setattr(sys, 'argv', ['campaign', '--kills=0', '--full_disks=0'])
   with pytest.raises(KeyboardInterrupt):
     __main__.main()
+  unclean = Result('corpus/*', 'bit 1 of byte 2', 'ANOTHER RESULT', '3')
+  monkeypatch.setattr(__main__.flips, 'campaign', lambda *_: iter([unclean]))
+  assert __main__.main() == 1
+  assert capsys.readouterr().out.endswith('\nANOTHER RESULT: corpus/*, bit 1 of byte 2\n3\n')
 
 
 @pytest.mark.slow
