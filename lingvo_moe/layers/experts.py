@@ -18,7 +18,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.dispatch import Dispatched, GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.remat import keep
+from lingvo_moe.layers.remat import keep, unkept
 from lingvo_moe.ops import backend
 from lingvo_moe.xla_sharding import shard
 
@@ -47,10 +47,12 @@ class Experts(abc.ABC):
     features of a token whatever slot or row it comes in; None: no dropout.
     """
     if isinstance(x, GroupedRows):
+      # The rows of an expert are other ones in each block of a scanned stack, which cannot stack what they keep.
+      rows = unkept(self.rows)
       if keys is None:
-        return self.rows(theta, x)
+        return rows(theta, x)
       expert_X = tf.searchsorted(keys.expert_offsets[1:], tf.range(sizes(keys.x_XM)[0]), side='right')
-      return self.rows(theta, x, prng.fold(prng.from_bytes(keys.x_XM), expert_X))
+      return rows(theta, x, prng.fold(prng.from_bytes(keys.x_XM), expert_X))
     if keys is None:
       return self(theta, x)
     expert_E11 = tf.range(sizes(x)[0])[:, tf.newaxis, tf.newaxis]

@@ -13,6 +13,7 @@ from lingvo_moe.layers.experts import LinearExperts
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.noisy_top_k import check_kept, noisy_top_k, squared_variation
 from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.layers.remat import unkept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,6 @@ class Hierarchical(gate.Gate):
     longest = tf.maximum(1, tf.reduce_max(length_GE))
     routing = Routing(group_GS1, slot_GS1, real_GS1, self.groups_of_experts, longest, stats=None)
     slots = gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0)
-    y_GSJ, _ = ops.sum_over_rounds(through_gates, x_GSM, weights, routing, slots, width=len(names) * within)
+    y_GSJ, _ = ops.sum_over_rounds(unkept(through_gates), x_GSM, weights, routing, slots, width=len(names) * within)
     y_GSJ = tf.cast(y_GSJ, tf.float32)
     return (y_GSJ[..., :within], y_GSJ[..., within:]) if training else (y_GSJ, None)
