@@ -5,48 +5,55 @@ Each is a pure function of a sentence pair and random numbers. The kinds are tho
 """
 
 import random
-import re
 from collections.abc import Callable
+
+from lingvo_moe.corpora import words as words_lib
 
 Sides = tuple[str, str]  # source and target
 Draw = Callable[[int], int]  # draws one of so many numbers from 0 on
 
-_PUNCTUATION = re.compile(r'[^\w\s]+')
-_LAST_PUNCTUATION = re.compile(r'[^\w\s]+\s*$')
-_LETTERS = re.compile(r'[^\W\d_]')
 _CHARACTERS_A_TYPO = 24
 _WORDS_A_DROP = 8
 
 
 def _case(source: str, target: str, draw: Draw) -> Sides:
   """Capitals or title case on both sides, or a source in small letters."""
-  change = (str.upper, str.title, None)[draw(3)]
+  change = (str.upper, words_lib.title, None)[draw(3)]
   return (change(source), change(target)) if change else (source.lower(), target)
 
 
 def _punctuation(source: str, target: str, draw: Draw) -> Sides:
-  """A source without its last punctuation, or without any."""
-  return (_PUNCTUATION, _LAST_PUNCTUATION)[draw(2)].sub('', source), target
+  """A source without its last punctuation, or without any; what is within words, numbers and links stays."""
+  places = words_lib.outer_punctuation(source)
+  if draw(2):
+    first = len(source.rstrip()) - len(places)
+    places = [place for i, place in enumerate(places, first) if place == i]
+  left = {*range(len(source))} - {*places}
+  return ''.join(source[i] for i in sorted(left)), target
 
 
 def _typos(source: str, target: str, draw: Draw) -> Sides:
-  """A letter in some 24 characters of the source is left out, doubled, exchanged with the next or another."""
-  for _ in range(1 + len(source) // _CHARACTERS_A_TYPO):
-    letters = [match.start() for match in _LETTERS.finditer(source)]
+  """A letter in some 24 characters of the source is left out, doubled, exchanged with the next or another.
+
+  Letters move with their marks.
+  """
+  found = words_lib.clusters(source)
+  for _ in range(1 + len(found) // _CHARACTERS_A_TYPO):
+    letters = [i for i, cluster in enumerate(found) if words_lib.is_letter(cluster)]
     if letters:
-      i, other = letters[draw(len(letters))], source[letters[draw(len(letters))]]
-      edits = '', source[i] * 2, source[i + 1 : i + 2] + source[i], other
+      i, other = letters[draw(len(letters))], found[letters[draw(len(letters))]]
+      edits = [], [found[i]] * 2, [*found[i + 1 : i + 2], found[i]], [other]
       kind = draw(4)
-      source = source[:i] + edits[kind] + source[i + 1 + (kind == 2) :]
-  return source, target
+      found[i : i + 1 + (kind == 2)] = edits[kind]
+  return ''.join(found), target
 
 
 def _words(source: str, target: str, draw: Draw) -> Sides:
-  """One of some 8 words of the source is dropped."""
-  words = source.split(' ')
+  """One of some 8 words of the source is dropped; one stays."""
+  words = words_lib.spaced(source)
   for _ in range(1 + len(words) // _WORDS_A_DROP if len(words) > 1 else 0):
     del words[draw(len(words))]
-  return ' '.join(words), target
+  return ''.join(words).strip(), target
 
 
 def _placeholders(source: str, target: str, draw: Draw) -> Sides:

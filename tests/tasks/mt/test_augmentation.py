@@ -89,6 +89,13 @@ def test_a_sentence_is_read_otherwise_each_time_and_dev_is_as_it_was(world):
   assert dev[0] == dev[1]
 
 
+def test_noise_is_other_noise_in_the_next_window(world):
+  train, vocab = train_input(world, noise={'words': 1})
+  rows = [vocab.encode([' '.join(WORDS)] * 20)] * 2
+  of_windows = [[tuple(ids) for ids in train._augmentation(window, rows, (64, 64))[0]] for window in (0, 1)]
+  assert of_windows[0] != of_windows[1]
+
+
 def test_one_that_becomes_too_long_stays_as_it_is(world):
   for changes in (EVERYTHING, {'source_sampling': {'dropout': 1}}):
     train, _ = train_input(world, max_length=16, packing=True, **changes)
@@ -136,5 +143,9 @@ def test_noise_is_of_its_kind():
   assert all(abs(len(s) - len(source)) <= 2 for s, _ in made['typos']) and len(made['typos']) > 50
   for s, t in made['placeholders']:
     assert s.replace(source, '').strip() == t.replace(target, '').strip() != ''
+  of_three = {noise.add('typos', 'abc', 'x', key)[0] for key in range(300)}
+  lost, doubled, exchanged = {'bc', 'ac', 'ab'}, {'aabc', 'abbc', 'abcc'}, {'bac', 'acb', 'abc'}
+  assert of_three == lost | doubled | exchanged | {'bbc', 'cbc', 'aac', 'acc', 'aba', 'abb'}
+  assert {noise.add('words', 'Hund', 'dog', key) for key in range(9)} == {('Hund', 'dog')}  # one stays
   for kind in noise.KINDS:
     assert noise.add(kind, '', 'x', 1)[1].endswith('x') or kind in ('case', 'placeholders')
