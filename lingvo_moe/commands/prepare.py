@@ -25,7 +25,7 @@ from absl import flags
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed, preparation
-from lingvo_moe.corpora.pair_files import Texts
+from lingvo_moe.corpora.pair_files import SEPARATORS, Texts
 
 _SOURCE = flags.DEFINE_string('source', '', 'File of source lines, such as a.de or a.de.gz.')
 _TARGET = flags.DEFINE_string('target', '', 'File of their translations, such as a.en.')
@@ -38,6 +38,9 @@ _COLUMNS = flags.DEFINE_list(
   [],
   'Columns with source and target: numbers from 1, or names, of the first row or of keys in JSON; default: the names '
   "of the languages or 'source,target' where they exist, else 1,2.",
+)
+_SEPARATOR = flags.DEFINE_enum(
+  'separator', '', ['', *SEPARATORS], 'Between the cells of CSV; default: the one that gives all rows as many.'
 )
 _PAIR = flags.DEFINE_string('pair', '', "Languages, such as de-en; default: the ends of the files' names.")
 _OUT = flags.DEFINE_string('out', None, "Folder of the corpus, the trainer's --data_dir.", required=True)
@@ -86,7 +89,9 @@ def main(argv):
     raise UserError(f'files are named by --source and --target, or by --pairs_file; saw {argv[1]!r}')
   if _MAX_RATIO.value <= 1:
     raise UserError(f'--max_ratio must be above 1; saw {_MAX_RATIO.value}: 3 is usual')
-  texts = Texts(_SOURCE.value, _TARGET.value, _TSV.value, _PAIRS_FILE.value, _COLUMNS.value, _PAIR.value)
+  texts = Texts(
+    _SOURCE.value, _TARGET.value, _TSV.value, _PAIRS_FILE.value, _COLUMNS.value, _PAIR.value, _SEPARATOR.value
+  )
   name = '-'.join(texts.sides)
   if 0 < _NEAR_DUPLICATES.value < 0.5:
     raise UserError(f'--near_duplicates must be 0, or from 0.5 on; saw {_NEAR_DUPLICATES.value}: 0.9 is usual')

@@ -5,6 +5,7 @@ line break within a side of a pair becomes a space.
 """
 
 import codecs
+import contextlib
 import csv
 import itertools
 import json
@@ -33,6 +34,7 @@ _FORMATS = {
 }
 _USUAL_NAMES = (('source', 'target'), ('src', 'tgt'))
 _BATCH = 4096  # lines
+SEPARATORS = {'comma': ',', 'semicolon': ';', 'tab': '\t'}  # of CSV
 _LONGEST_CELL = 1 << 20  # characters of a cell of CSV
 
 Side = list[bytes | None]  # lines of one side; None where a pair lacks it
@@ -51,6 +53,7 @@ class Texts:
     columns: columns of the source and the target: numbers from 1, or names in the first row, or keys of JSON; empty: 1
       and 2, or the names of the languages or 'source' and 'target' if the first row has them.
     pair: the languages, as 'de-en'; '': from the ends of the files' names.
+    separator: key of SEPARATORS, between the cells of CSV; '': the one by which all rows have as many.
   """
 
   def __init__(
@@ -61,6 +64,7 @@ class Texts:
     pairs_file: str = '',
     columns: Sequence[str | int] = (),
     pair: str = '',
+    separator: str = '',
   ):
     given = [paths for paths in ((source, target), (tsv,), (pairs_file,)) if any(paths)]
     if len(given) != 1 or not all(given[0]):
@@ -80,6 +84,11 @@ class Texts:
     self._copies = [None if os.path.isfile(path) else _copy(path) for path in self.paths]
     self._files = [copy.name if copy else path for path, copy in zip(self.paths, self._copies, strict=True)]
     self._format = 'tsv' if tsv else _format(self._files[0], _ending(pairs_file).lower()) if pairs_file else ''
+
+    if self._format == 'csv':
+      self._separator = SEPARATORS[separator] if separator else self._found_separator()
+    elif separator:
+      raise UserError(f'--separator is for CSV; {" and ".join(self.paths)} is none: leave it out')
 
   def bytes(self) -> int:
     """Bytes of the files, as they lie on disk."""
@@ -114,9 +123,35 @@ class Texts:
       elif self._format == 'jsonl':
         pairs = _of_json_lines(contents, self._columns, self.sides, path)
       else:
-        pairs = _of_table(_rows(contents, self._format, path), self._columns, self.sides, path)
+        rows = _cells(contents, self._separator, path) if self._format == 'csv' else _columns_of(contents)
+        pairs = _of_table(rows, self._columns, self.sides, path)
       for batch in text.batches(pairs, raw, progress):
         yield tuple([_bytes(pair[side]) for pair in batch] for side in (0, 1))
+
+  def _found_separator(self) -> str:
+    """The one separator by which the first row names the columns, or by which all rows have as many."""
+    splitting, alike = [], []
+    for separator in SEPARATORS.values():
+      with packed.opened(self._files[0]) as (_, contents):
+        counts = set()
+        with contextlib.suppress(csv.Error):
+          for row in filter(None, _csv(contents, separator, strict=True)):
+            if not counts and _places(row, self._columns, self.sides):
+              return separator
+            counts.add(len(row))
+            if len(counts) > 1:
+              break
+          else:
+            alike += [separator] * (max(counts, default=1) > 1)
+        splitting += [separator] * (max(counts, default=1) > 1)
+    found = alike if len(alike) == 1 else splitting
+    if len(found) > 1:
+      names = ', '.join(name for name, separator in SEPARATORS.items() if separator in found)
+      raise UserError(
+        f'one separator must give all rows of CSV as many cells; by {names} {self.paths[0]} has '
+        f'{"as many" if alike else "more and fewer"}: name it by --separator, or write the file as TSV'
+      )
+    return found[0] if found else ','
 
   def where(self, side: int) -> str:
     """Name of the file of the source (0) or the target (1), for a message."""
@@ -193,16 +228,24 @@ def _bytes(cell: str | None) -> bytes | None:
     return line.encode('utf-8', 'surrogatepass')
 
 
-def _rows(contents: IO[bytes], kind: str, path: str) -> Iterator[list[str]]:
-  lines = (line.decode('utf-8', 'surrogateescape') for line in contents)
-  if kind == 'tsv':
-    yield from (line.rstrip('\r\n').split('\t') for line in lines)
-    return
+def _lines(contents: IO[bytes]) -> Iterator[str]:
+  return (line.decode('utf-8', 'surrogateescape') for line in contents)
+
+
+def _columns_of(contents: IO[bytes]) -> Iterator[list[str]]:
+  """Rows of TSV."""
+  return (line.rstrip('\r\n').split('\t') for line in _lines(contents))
+
+
+def _csv(contents: IO[bytes], separator: str, strict: bool) -> Iterator[list[str]]:
   csv.field_size_limit(_LONGEST_CELL)
-  first = next(lines, '')
+  return csv.reader(_lines(contents), delimiter=separator, strict=strict)
+
+
+def _cells(contents: IO[bytes], separator: str, path: str) -> Iterator[list[str]]:
+  """Rows of CSV."""
   try:
-    delimiter = max(',;\t', key=lambda c: len(next(csv.reader([first], delimiter=c), [])))
-    yield from csv.reader(itertools.chain([first], lines), delimiter=delimiter)
+    yield from _csv(contents, separator, strict=False)
   except csv.Error as e:
     raise UserError(f'{path} is not CSV ({e}): close its quotes, or write it as TSV') from None
 
@@ -212,17 +255,23 @@ def _of_table(rows: Iterator[list[str]], columns: Sequence[str], sides: Sequence
   header = next(rows, None)
   if header is None:
     return
-  names = [cell.strip().lower() for cell in header]
-  numbered = bool(columns) and columns[0].isdecimal()
-  wanted = [[name.lower() for name in columns]] if columns else [[side.lower() for side in sides], *_USUAL_NAMES]
-  place = next(([names.index(name) for name in pair] for pair in wanted if set(pair) <= set(names)), None)
-  if numbered or (place is None and not columns):
+  place = _places(header, columns, sides)
+  if place is None and (not columns or columns[0].isdecimal()):
     place = [int(column) - 1 for column in columns or ('1', '2')]
     rows = itertools.chain([header], rows)
   if place is None:
     raise UserError(f'--columns={",".join(columns)} must be names in the first row of {path}; it has {_some(header)}')
   for row in rows:
     yield tuple(row[i] if i < len(row) else None for i in place)
+
+
+def _places(header: Sequence[str], columns: Sequence[str], sides: Sequence[str]) -> list[int] | None:
+  """Places of source and target in a row that names its columns; None in one that does not."""
+  if columns and columns[0].isdecimal():
+    return None
+  names = [cell.strip().lower() for cell in header]
+  wanted = [[name.lower() for name in columns]] if columns else [[side.lower() for side in sides], *_USUAL_NAMES]
+  return next(([names.index(name) for name in pair] for pair in wanted if set(pair) <= set(names)), None)
 
 
 def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:

@@ -7,9 +7,12 @@ import os
 import subprocess
 import zipfile
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import pair_files
 from lingvo_moe.corpora.pair_files import Texts
 
 PAIRS = [('Der Hund läuft, "er" bellt.', 'The dog runs.'), ('Ja.', 'Yes & no <i>.')]
@@ -41,6 +44,52 @@ def test_csv_is_read_with_its_quotes_and_by_the_names_of_its_first_row(tmp_path,
     rows.writerows([header] if header else [])
     rows.writerows((i, source, f'\n{target[:3]}\r\n{target[4:]}') for i, (source, target) in enumerate(PAIRS))
   assert read(tmp_path / 'a.csv', **more) == PAIRS
+
+
+SEPARATED = st.text(st.sampled_from('ab Ä是,;\t"\''), min_size=1, max_size=8)
+
+
+@hypothesis.given(
+  st.lists(st.tuples(SEPARATED, SEPARATED), min_size=1, max_size=5),
+  st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+  st.sampled_from(sorted(pair_files.SEPARATORS)),
+)
+def test_csv_without_a_header_is_read_right_or_asked_about(tmp_path_factory, rows, quoting, name):
+  path = tmp_path_factory.mktemp('csv') / 'a.csv'
+  with open(path, 'w', newline='') as f:
+    csv.writer(f, delimiter=pair_files.SEPARATORS[name], quoting=quoting).writerows(rows)
+  assert read(path, separator=name) == rows
+  try:
+    assert read(path) == rows
+  except UserError as e:
+    assert quoting != csv.QUOTE_ALL and '--separator' in str(e)
+
+
+@pytest.mark.parametrize(
+  'content, expected',
+  [
+    ('"Am Montag, Tag 1";"On Monday, day 1"\n', [('Am Montag, Tag 1', 'On Monday, day 1')]),
+    ('Ja, gut;Yes\nNein;No, no, no\n', [('Ja, gut', 'Yes'), ('Nein', 'No, no, no')]),
+    ('a;b\n\nc\nd;e;f\n', [('a', 'b'), ('c', None), ('d', 'e')]),  # no other divides a row
+    ('allein\n', [('allein', None)]),
+    ('en,de\n"Yes; a",Ja;\nNo\n', [('Ja;', 'Yes; a'), (None, 'No')]),  # named in the first row
+  ],
+)
+def test_the_separator_of_csv_gives_all_rows_as_many_cells(tmp_path, content, expected):
+  (tmp_path / 'a.csv').write_text(content)
+  assert [pair for pair in read(tmp_path / 'a.csv') if pair != (None, None)] == expected
+
+
+@pytest.mark.parametrize(
+  'content, seen', [('Ja, gut;Yes, fine\n', 'comma, semicolon .* has as many'), ('a;b\nc,d\n', 'more and fewer')]
+)
+def test_csv_that_several_separators_divide_is_asked_about(tmp_path, content, seen):
+  (tmp_path / 'a.csv').write_text(content)
+  with pytest.raises(UserError, match=f'one separator must give all rows of CSV as many cells; .*{seen}: name it by'):
+    read(tmp_path / 'a.csv')
+  (tmp_path / 'a.tsv').write_text(content)
+  with pytest.raises(UserError, match='--separator is for CSV; .*a.tsv is none: leave it out'):
+    read(tmp_path / 'a.tsv', separator='comma')
 
 
 def test_tsv_has_no_quotes_and_may_have_names(tmp_path):
