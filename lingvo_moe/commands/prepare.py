@@ -24,7 +24,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import packed, preparation
+from lingvo_moe.corpora import packed, parallel, preparation
 from lingvo_moe.corpora.pair_files import SEPARATORS, Texts
 
 _SOURCE = flags.DEFINE_string('source', '', 'File of source lines, such as a.de or a.de.gz.')
@@ -114,11 +114,11 @@ def main(argv):
   print(f'\nwritten to {folder}; next:\n')
   dev = '--set eval_sentences=0'
   if rules.corpus != 'train':
-    stems = {stem for stem, ending, _ in packed.named(folder) if ending == texts.sides[0]}
-    if not stems & {'dev', 'test'}:
+    prefixes = parallel.prefixes(stem for stem, ending, _ in packed.named(folder) if ending == texts.sides[0])
+    if not {*prefixes} & {'dev', 'test'}:
       print('warning: the folder has no dev or test yet, so nothing was kept apart from them', file=sys.stderr)
-    prefixes = sorted(stems - {'dev', 'test'}, key=lambda stem: (stem != 'train', stem))
-    dev += f' --set "corpora={"; ".join(f"{prefix} 1" for prefix in prefixes)}"'
+    corpora = sorted({*prefixes} - {'dev', 'test'}, key=lambda prefix: (prefix != 'train', prefix))
+    dev += f' --set "corpora={"; ".join(f"{prefix} 1" for prefix in corpora)}"'
   elif not decisions.count(preparation.Outcome.DEV):
     dev += f' --set dev_lines={max(1, min(1000, decisions.count(preparation.Outcome.TRAIN) // 20))}'
   print(

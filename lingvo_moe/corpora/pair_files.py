@@ -148,8 +148,9 @@ class Texts:
     if len(found) > 1:
       names = ', '.join(name for name, separator in SEPARATORS.items() if separator in found)
       raise UserError(
-        f'one separator must give all rows of CSV as many cells; by {names} {self.paths[0]} has '
-        f'{"as many" if alike else "more and fewer"}: name it by --separator, or write the file as TSV'
+        f'one separator must give all rows of CSV as many cells; saw {names}, '
+        f'{"each of which does" if alike else "none of which does"}, in {self.paths[0]}: name it by --separator, or '
+        'write the file as TSV'
       )
     return found[0] if found else ','
 

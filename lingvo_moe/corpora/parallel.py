@@ -16,11 +16,14 @@ import difflib
 import fnmatch
 import itertools
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.corpora import packed, text
+
+SPLITS = ('train', 'dev', 'test')
 
 
 class MissingFilesError(UserError):
@@ -145,6 +148,19 @@ def _plain_directions(data_dir, patterns, split, prefixes) -> dict[str, tuple[st
       f'give one with --set pairs={next(iter(directions), "de-en")}'
     )
   return directions
+
+
+def prefixes(stems: Iterable[str]) -> list[str]:
+  """Prefixes of splits and corpora that have files of these stems; shards have that of their split or corpus."""
+  of_split = lambda stem: next((split for split in SPLITS if _has_prefix(stem, split)), '')
+  return sorted({of_split(stem) or re.sub(r'-\d+\Z', '', stem) for stem in stems})
+
+
+def shard_of(prefix: str, stems: Iterable[str]) -> str | None:
+  """Split or corpus of which files of this prefix would be shards, or which would be its shards."""
+  stems = {*stems}
+  others = {*SPLITS, *stems, *prefixes(stems)} - {prefix}
+  return next((other for other in sorted(others) if _has_prefix(prefix, other) or _has_prefix(other, prefix)), None)
 
 
 def _has_prefix(stem: str, prefix: str) -> bool:

@@ -22,16 +22,16 @@ import enum
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from lingvo_moe.core import errors, new_folder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import language_id, near_duplicates, packed, sampling, text
+from lingvo_moe.corpora import language_id, near_duplicates, packed, parallel, sampling, text
 from lingvo_moe.corpora.pair_files import Progress, Side, Texts
+from lingvo_moe.corpora.parallel import SPLITS
 
-SPLITS = ('train', 'dev', 'test')
 _CHUNK = 1 << 20  # lines that are computed at a time
 _BUCKETS = 16  # parts of all hashes that are sorted at a time
 _SLACK = 10  # characters added to both sides of a ratio: 'Ja.' may become 'Yes, indeed.'
@@ -113,7 +113,8 @@ class TooFewError(UserError):
 
 
 def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder: str = '') -> Decisions:
-  """Reads all lines, and decides where each goes; `folder` has the dev and test of another corpus than train.
+  """Reads all lines, and decides where each goes; `folder` is that of the pair, in which another corpus than
+  train finds dev and test; that of the other direction beside it may have some too.
 
   Raises:
     UserError: the files do not fit each other, or a side is of another encoding.
@@ -140,8 +141,10 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
   copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
   decisions = Decisions(outcomes, first_not_utf8, copies, identifies)
   if rules.corpus != 'train':
+    folders = _both_ways(os.path.dirname(folder), texts)
     for hashes, language in zip((source, target), texts.sides, strict=True):
-      outcomes[(outcomes == _UNDECIDED) & np.isin(hashes, _held_out_hashes(folder, language))] = Outcome.SHARES_SENTENCE
+      held_out = np.isin(hashes, _held_out_hashes(folders, language))
+      outcomes[(outcomes == _UNDECIDED) & held_out] = Outcome.SHARES_SENTENCE
     rules = dataclasses.replace(rules, dev=0, test=0)
   _hold_out(source, target, pairs, decisions, rules)
   outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
@@ -183,10 +186,12 @@ def _read(
   return list(map(np.asarray, columns)), np.asarray(near).reshape(lines, bands), where
 
 
-def _held_out_hashes(folder: str, language: str) -> np.ndarray:
-  """Hashes of the sentences of dev and test in a folder."""
-  found = packed.named(folder) if os.path.isdir(folder) else []
-  paths = [path for stem, ending, path in found if stem in ('dev', 'test') and ending == language]
+def _held_out_hashes(folders: Sequence[str], language: str) -> np.ndarray:
+  """Hashes of the sentences of dev and test in folders."""
+  found = [file for folder in folders if os.path.isdir(folder) for file in packed.named(folder)]
+  paths = [
+    path for stem, ending, path in found if parallel.prefixes([stem])[0] in ('dev', 'test') and ending == language
+  ]
   hashes = [_measure(batch, 1)[0] for path in paths for batch in text.line_batches(path)]
   return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
@@ -342,13 +347,21 @@ def _smallest(rank: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
 def check_folder(out: str, texts: Texts, overwrite: bool, rules: Rules = Rules()) -> str:
   """Path of a pair's folder, which must be new, empty or, with `overwrite`, have only files as written here.
 
-  To it a corpus other than train is added; its files must be new or, with `overwrite`, are replaced.
+  To it a corpus other than train is added; its files must be new or, with `overwrite`, are replaced. A folder of the
+  pair in the other direction takes it as well.
   """
   own_names = {f'{prefix}.{language}' for prefix in rules.prefixes for language in texts.sides}
-  name = '-'.join(texts.sides)
-  folder = os.path.join(out, name)
+  folders = _both_ways(out, texts)
+  folder = next(filter(os.path.isdir, folders), folders[0])
+  name = os.path.basename(folder)
   if os.path.exists(out) and not os.path.isdir(out):
     raise UserError(f'--out must name a folder; {out} is a file: name another')
+  stems = {stem for stem, _, _ in packed.named(folder)} if os.path.isdir(folder) else ()
+  if rules.corpus != 'train' and (other := parallel.shard_of(rules.corpus, stems)):
+    raise UserError(
+      f'files of one corpus are not named as shards of another; saw --corpus={rules.corpus}, and {other}: choose '
+      'another name, such as bt'
+    )
   if not os.path.exists(folder):
     return folder
   present = sorted(os.listdir(folder)) if os.path.isdir(folder) else [name]
@@ -364,6 +377,11 @@ def check_folder(out: str, texts: Texts, overwrite: bool, rules: Rules = Rules()
       'name another --out'
     )
   return folder
+
+
+def _both_ways(out: str, texts: Texts) -> list[str]:
+  """Folders of the pair: in the direction of the texts, and in the other."""
+  return [os.path.join(out, '-'.join(sides)) for sides in (texts.sides, texts.sides[::-1])]
 
 
 def write(

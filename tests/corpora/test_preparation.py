@@ -12,6 +12,7 @@ import hypothesis
 import killed
 import numpy as np
 import pytest
+import text_lines
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
@@ -74,6 +75,58 @@ def test_another_corpus_is_added_and_shares_no_sentence_with_dev_and_test(tmp_pa
   with pytest.raises(UserError, match=r'is there already \(bt.de, bt.en\)'):
     add()
   add(overwrite=True)
+
+
+@pytest.mark.parametrize('held_out_in', [('de-en',), ('de-en', 'en-de')])
+def test_a_corpus_in_the_other_direction_goes_into_the_pair_that_is_there(tmp_path, held_out_in):
+  out, rules = tmp_path / 'out', dataclasses.replace(RULES, corpus='bt')
+  prepare(texts_of(tmp_path, [(f'Satz {i}', f'sentence {i}') for i in range(40)]), out)
+  (dev,) = read(out / 'de-en', 'dev', ('de', 'en'))
+  held_out = [dev, ('Nur hier', 'only here')][: len(held_out_in)]
+  if len(held_out_in) > 1:  # both folders: each is its own, and what either holds out is left out
+    text_lines.write(out / 'en-de' / 'test.de', ['Nur hier'])
+    text_lines.write(out / 'en-de' / 'test-0.en', ['only here'])
+  pairs = [('new', 'neu'), (dev[1].decode(), 'anders'), ('other', dev[0].decode()), ('only here', 'hier')]
+  texts = texts_of(tmp_path, pairs, names=('b.en', 'b.de'))
+  folder = preparation.check_folder(str(out), texts, False, rules)
+  assert folder == str(out / held_out_in[-1])
+  found = preparation.examine(texts, rules, folder=folder)
+  preparation.write(texts, found.outcomes, folder, rules=rules)
+  assert found.count(Outcome.SHARES_SENTENCE) == 1 + len(held_out)
+  left = [(b'neu', b'new'), (b'hier', b'only here')][: 3 - len(held_out)]
+  assert read(folder, 'bt', ('de', 'en')) == left
+
+
+def test_text_of_the_other_direction_does_not_replace_a_pair(tmp_path):
+  prepare(texts_of(tmp_path, GOOD), tmp_path / 'out')
+  with pytest.raises(UserError, match=r'out/de-en is there already \(dev.de, dev.en, test.de\)'):
+    prepare(texts_of(tmp_path, [(t, s) for s, t in GOOD], ('a.en', 'a.de')), tmp_path / 'out')
+
+
+@pytest.mark.parametrize(
+  'corpus, there, other',
+  [
+    ('train-bt', [], 'train'),
+    ('dev-2', [], 'dev'),
+    ('bt', ['train', 'bt-00', 'bt-01'], 'bt-00'),  # it would hide its shards
+    ('bt-2', ['bt'], 'bt'),
+    ('web', ['web-site'], 'web-site'),
+    ('trains', ['train-0'], ''),
+    ('bt', ['bt2'], ''),
+  ],
+)
+def test_a_corpus_is_not_named_as_a_shard_of_another(tmp_path, corpus, there, other):
+  for stem in there:
+    for language in ('de', 'en'):
+      text_lines.write(tmp_path / 'out' / 'de-en' / f'{stem}.{language}', ['x'])
+  check = lambda: preparation.check_folder(
+    str(tmp_path / 'out'), texts_of(tmp_path, GOOD), False, dataclasses.replace(RULES, corpus=corpus)
+  )
+  if other == '':
+    assert check() == str(tmp_path / 'out' / 'de-en')
+    return
+  with pytest.raises(UserError, match=f'--corpus={corpus}, and {other}: choose another'):
+    check()
 
 
 GOOD = [(f'der Hund {i}', f'the dog {i}') for i in range(6)]
@@ -332,8 +385,15 @@ def test_an_existing_folder_is_kept_unless_it_is_empty_or_may_be_replaced(tmp_pa
     prepare(texts, tmp_path / 'out', overwrite=True)
   (folder / 'notes.txt').unlink()
   mine = Texts(str(folder / 'train.de'), str(folder / 'train.en'))
-  with pytest.raises(UserError, match='holds the text to prepare'):
-    prepare(mine, tmp_path / 'out', overwrite=True)
+  linked = [tmp_path / 'linked.de', tmp_path / 'linked.en']
+  for link in linked:
+    link.symlink_to(folder / f'train{link.suffix}')
+  (tmp_path / 'way').symlink_to(tmp_path / 'out')
+  round_about = [tmp_path / 'way' / 'de-en' / 'train.de', tmp_path / 'out' / '..' / 'out' / 'de-en' / 'train.en']
+  for text in mine, Texts(*map(str, linked)), Texts(*map(str, round_about), pair='de-en'):
+    with pytest.raises(UserError, match='holds the text to prepare'):
+      prepare(text, tmp_path / 'out', overwrite=True)
+  assert len(read(folder, 'train', ('de', 'en'))) == 4
 
 
 def test_nothing_is_left_of_a_preparation_that_fails(tmp_path):
@@ -431,6 +491,12 @@ def test_the_command(tmp_path):
   refused = run()
   assert refused.returncode == 1 and refused.stderr.startswith('error: DATA/de-en is there already')
   assert 'corpora=train 1; web 1"' in run('--corpus=web').stdout
+  refused = run('--corpus=train-bt')
+  assert refused.returncode == 1 and 'saw --corpus=train-bt, and train: choose another name' in refused.stderr
+  for language in ('de', 'en'):  # what is in shards is one corpus
+    whole = tmp_path / 'DATA' / 'de-en' / f'train.{language}'
+    (tmp_path / 'DATA' / 'de-en' / f'train-01.{language}').write_bytes(whole.read_bytes())
+    whole.rename(whole.with_name(f'train-00.{language}'))
   added = run('--corpus=bt')
   assert not added.stderr and 'corpora=train 1; bt 1; web 1"' in added.stdout
   alone = run('--corpus=bt', '--out=ALONE')

@@ -23,12 +23,12 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import DATA
 from lingvo_moe.corpora.cldr.phrases import INVENTORY, Phrases
 from lingvo_moe.corpora.cldr.speaker import Speaker, Tree, Unspeakable, script_of
+from lingvo_moe.corpora.parallel import SPLITS
 
 LANGUAGES = DATA['corpus']['languages'].split()
 QUICKSTART_LANGUAGES = DATA['corpus']['quickstart'].split()
 DEFAULT_SEED = 1
 DEFAULT_MAX_PAIRS = 10000
-SPLITS = ('train', 'dev', 'test')
 _HELD_OUT = {'dev': 100, 'test': 200}  # lines of each language
 _HELD_OUT_PERCENT = {'dev': 3, 'test': 5}  # of all English phrases, by hash
 _SPARE = 1.6  # phrases generated per training pair of the largest language, as no language can express all of them

@@ -35,6 +35,15 @@ _MANY_SHARED = 0.01  # share of held-out lines in train from which on the user i
 def trained_pairs(config: DataConfig) -> list[parallel.Pair]:
   """Pairs that are trained on, one for each corpus of its mixture; Pair.split is the prefix of the corpus."""
   found = [pair for corpus in config.mixture for pair in _find(config, corpus.prefix)]
+  corpora: dict[tuple[str, str], str] = {}  # by pair and file
+  for pair in found:
+    for path in pair.source_files:
+      other = corpora.setdefault((pair.name, path), pair.split)
+      if other != pair.split:
+        raise UserError(
+          f'a file is of one corpus; {path} is of {other} and of {pair.split}, as files PREFIX-*.LANGUAGE are shards '
+          f'of PREFIX where there is no PREFIX.LANGUAGE: leave one out of corpora, or rename its files'
+        )
   return sorted(found, key=lambda pair: pair.name)
 
 
