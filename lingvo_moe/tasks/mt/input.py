@@ -60,19 +60,20 @@ class TrainInput(task.TrainInput):
     self._batcher = config.batcher()
     pairs, sizes = [pair.name for pair in self._examples.pairs], self._examples.sizes
     weights = config.weights_of(pairs)
-    stages = [sampling.shares(sizes, config.temperature, weights)]
+    drawn = stages = [sampling.shares(sizes, config.temperature, weights)]
     if config.corpora:
-      of_pairs = self._examples.corpora, pairs, sizes, config.temperature, weights
-      stages = [mixture.shares(*of_pairs, step) for step in mixture.stages(config.mixture)]
       kept = [pair.kept for pair in self.stats.pairs]
-      self.stats = dataclasses.replace(self.stats, shares=mixture.summary(self._examples.corpora, stages, kept))
+      of_pairs = self._examples.corpora, pairs, kept, config.temperature, weights
+      stages = [mixture.shares(*of_pairs, step) for step in mixture.stages(config.mixture)]
+      self.stats = dataclasses.replace(self.stats, shares=mixture.summary(self._examples.corpora, stages))
+      drawn = [mixture.drawn(of_stage, kept, sizes) for of_stage in stages]
     labels = zip(pairs, self._examples.corpora, strict=True)
     names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]  # 'de-en/bt'
     self._stages = mixture.stages(config.mixture)
     self._sampler = sampling.Sampler(
-      names, sizes, stages=stages, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
+      names, sizes, stages=drawn, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
     )
-    self.shares = dict(zip(names, map(float, stages[0]), strict=True))  # of the stream as training begins
+    self.shares = dict(zip(names, map(float, stages[0]), strict=True))  # as training begins
     self.examples = collections.Counter()  # by name of a pair: their number
     for name, size in zip(pairs, sizes, strict=True):
       self.examples[name] += int(size)
@@ -91,6 +92,7 @@ class TrainInput(task.TrainInput):
       config.shuffle_lines,
       *weights,
       *self._augmentation.settings,
+      *(of_stage.tolist() for of_stage in drawn if config.corpora),
     )
     key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *settings))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]

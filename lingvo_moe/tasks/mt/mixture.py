@@ -91,38 +91,46 @@ def stages(corpora: Sequence[Corpus]) -> list[int]:
 def shares(
   corpora: Sequence[Corpus],
   pairs: Sequence[str],
-  sizes: Sequence[int],
+  kept: Sequence[int],
   temperature: float,
   weights: Sequence[float],
   step: int,
 ) -> np.ndarray:
-  """Share of each corpus of each pair in the examples of a stage.
+  """Share of each corpus of each pair in the examples of a stage; zeros where there is none.
 
   Args:
     corpora: of each entry.
     pairs: names of the pair of each.
-    sizes: number of its lines.
-    temperature: of the sampling over pairs, by the lines of all their corpora.
+    kept: number of its examples, lines that are neither empty nor too long.
+    temperature: of the sampling over pairs, by the examples of all their corpora.
     weights: of the pair of each, or empty.
     step: at which the stage begins.
   """
   names, number = np.unique(pairs, return_inverse=True)
   of_pairs = [dict(zip(pairs, weights, strict=True))[name] for name in names] if len(weights) else ()
-  within = np.array([corpus.weight(step) for corpus in corpora])
+  within = np.array([corpus.weight(step) * (count > 0) for corpus, count in zip(corpora, kept, strict=True)])
+  if not within.any():
+    return within
   total = np.bincount(number, within)[number]
-  p = sampling.shares(np.bincount(number, sizes), temperature, of_pairs)[number] * within / np.where(total, total, 1)
+  p = sampling.shares(np.bincount(number, kept), temperature, of_pairs)[number] * within / np.where(total, total, 1)
   return p / p.sum()
 
 
-def summary(corpora: Sequence[Corpus], stages_shares: Sequence[np.ndarray], kept: Sequence[int]) -> str:
-  """Share of the corpora in each stage, as text, given the numbers of examples; UserError for a stage without any.
+def drawn(of_stage: np.ndarray, kept: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+  """Share of each entry in the lines that are drawn, such that those of their examples are as given."""
+  p = of_stage * np.asarray(sizes) / np.maximum(kept, 1)
+  return p / p.sum()
+
+
+def summary(corpora: Sequence[Corpus], stages_shares: Sequence[np.ndarray]) -> str:
+  """Share of the corpora in each stage, as text; UserError for a stage without an example.
 
   Entries are those of `shares`.
   """
   said = []
   prefixes, number = np.unique([corpus.prefix for corpus in corpora], return_inverse=True)
   for step, of_stage in zip(stages(corpora), stages_shares, strict=True):
-    if not np.dot(of_stage, kept):
+    if not of_stage.any():
       raise UserError(
         f'each stage of corpora needs an example; from step {step} on, all lines are empty or too long: raise the '
         'weight of another corpus'

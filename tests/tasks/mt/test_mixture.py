@@ -1,6 +1,7 @@
 """Mixtures of corpora: what a line says, and that batches follow it."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -51,6 +52,17 @@ def test_pairs_share_by_their_lines_and_corpora_by_their_weights():
   )
   np.testing.assert_allclose(shares(0), [0.125, 0.375, 0.5])
   np.testing.assert_allclose(shares(10), [0.5, 0, 0.5])
+
+
+def test_lines_are_drawn_so_that_their_examples_have_the_shares():
+  # Of bt a tenth is kept, so ten times as many lines are drawn: 0.25, 0.75 and 0 of 0.25 + 7.5.
+  np.testing.assert_allclose(
+    mixture.drawn(np.array([0.25, 0.75, 0]), [9, 5, 0], [9, 50, 7]), [0.25 / 7.75, 7.5 / 7.75, 0]
+  )
+  corpora = [Corpus('train'), Corpus('bt', ((0, 4.0),))]
+  np.testing.assert_allclose(mixture.shares(corpora, ['a', 'a'], [10, 0], 1.0, [], 0), [1, 0])
+  np.testing.assert_allclose(mixture.shares(corpora, ['a', 'b'], [90, 10], 2.0, [], 0), [0.75, 0.25])  # by the root
+  assert mixture.shares(corpora, ['a', 'a'], [0, 0], 1.0, [], 0).tolist() == [0, 0]
 
 
 @pytest.fixture(scope='module')
@@ -112,11 +124,31 @@ def test_a_stage_begins_with_its_step_and_resumes_anywhere(world):
       np.testing.assert_array_equal(array, batches[step][name])
 
 
+def test_shares_are_of_examples_and_not_of_lines_that_are_too_long(world):
+  folder = world[0] / 'data' / 'de-en'
+  for language in ('de', 'en'):
+    (folder / f'long.{language}').write_text(''.join(f'bt {i}{" 7" * 40 * (i % 10 > 0)}\n' for i in range(200)))
+  stream = train_input(world, corpora='train 1; long 4', pairs='de-en', max_length=32, window=2000)
+  assert str(stream.stats).endswith('corpora: long 80%, train 20%')
+  own = np.concatenate([rows_of(world, stream.batch(step))[0] for step in range(len(stream._window(0).plans))])
+  assert abs(own.mean() - 0.8) < 0.02  # by lines it would be 0.29
+
+
 def test_a_tag_needs_its_symbol_and_a_corpus_its_files(world):
   with pytest.raises(UserError, match='the source vocabulary needs the symbol <@no>; .*vocab --corpus_tags=no'):
     train_input(world, corpora='train 1; bt 1 tag=no')
   with pytest.raises(UserError, match=r'no file web.de\[.gz\] and web.en'):
     train_input(world, corpora='train 1; web 1')
+
+
+def test_a_file_is_of_one_corpus(world, tmp_path):
+  (tmp_path / 'data').mkdir()
+  shutil.copytree(world[0] / 'data' / 'de-en', tmp_path / 'data' / 'de-en')
+  for language in ('de', 'en'):
+    (tmp_path / 'data' / 'de-en' / f'train.{language}').rename(tmp_path / 'data' / 'de-en' / f'train-00.{language}')
+    (tmp_path / 'data' / 'de-en' / f'bt.{language}').rename(tmp_path / 'data' / 'de-en' / f'train-bt.{language}')
+  with pytest.raises(UserError, match='a file is of one corpus; .*/train-bt.de is of train and of train-bt'):
+    train_input((tmp_path, world[1]), corpora='train 1; train-bt 1')
 
 
 def test_a_stage_without_an_example_is_refused(world):
