@@ -68,6 +68,10 @@ class Part(NamedTuple):
       if last < len(batch):
         return
 
+  def number(self, place: int) -> int:
+    """Number in the file, from 1, of the line at a place among those of the part, from 0."""
+    return _lines_before(self.path, self.begin) + self.first + place + 1
+
 
 def parts(path: str, size: int) -> list[Part]:
   """Parts of a file that are read apart: of `size` bytes each, or the whole if it is packed."""

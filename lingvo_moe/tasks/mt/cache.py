@@ -20,6 +20,7 @@ from lingvo_moe.tasks.vocab import Vocab
 # In place of vocabularies: ids are the two halves of a hash of a sentence's text.key; or the source pieces, from 1, of
 # target pieces, 0 for none.
 _KEYS = types.SimpleNamespace(size=1 << 31, fingerprint='hashes of keys, 1')
+_POINT = re.compile('[0-9]{1,4}-[0-9]{1,4}')
 _POINTS = types.SimpleNamespace(size=1 << 31, fingerprint='alignments, 1')
 
 
@@ -59,12 +60,12 @@ def open_keys(
 
 def open_alignments(pairs: Sequence[parallel.Pair], folder: str, cache_dir: str, *, quiet: bool) -> list[TokenCache]:
   """Opens the alignments of every pair's corpus: for each line the source piece, from 1, of each target piece."""
-  entries, tokenise = [], functools.partial(_by_line, lambda lines: batches.flat(list(map(_sources, lines))))
+  entries = []
   for pair in pairs:
     name = f'{pair.name}.{pair.split}.align'
     if not files.isfile(path := os.path.join(folder, name)):
       raise UserError(f'guided_by is a folder with alignments of each corpus; {path} is missing: add it')
-    entries.append(Entry(name, [path], _POINTS, tokenise))
+    entries.append(Entry(name, [path], _POINTS, _points))
   return open_entries(entries, cache_dir, quiet=quiet)
 
 
@@ -76,11 +77,30 @@ def _by_line(convert: Callable, parts: Iterator[text.Part], progress: text.Progr
     yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
-def _sources(line: str) -> list[int]:
+def _points(parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+  """Yields (source pieces, their numbers) of lines of alignments, as _by_line does."""
+  for part in parts:
+    done = 0
+    for batch in part.batches(progress):
+      rows = [_sources(line.decode('utf-8')) for line in batch]
+      if None in rows:
+        place = rows.index(None)
+        seen = batch[place].decode('utf-8').rpartition('\t')[2].strip()
+        raise UserError(
+          f"a line of alignments has pairs of numbers such as '0-0 1-2'; saw {seen!r:.60} in line "
+          f'{part.number(done + place)} of {part.path}: make it again'
+        )
+      yield batches.flat(rows)
+      done += len(batch)
+    yield np.zeros(0, np.int32), np.zeros(0, np.int64)
+
+
+def _sources(line: str) -> list[int] | None:
   """Source piece of each target piece of a line in Pharaoh's format, its first one; text before a tab is left out."""
-  if not re.fullmatch(r'(\d{1,4}-\d{1,4}\s*)*', points := line.rpartition('\t')[2].strip()):
-    raise UserError(f"a line of alignments has pairs of numbers such as '0-0 1-2'; saw {points!r:.60}")
-  source_of = {int(target): int(source) + 1 for source, target in (p.split('-') for p in reversed(points.split()))}
+  points = line.rpartition('\t')[2].split()
+  if not all(map(_POINT.fullmatch, points)):
+    return None
+  source_of = {int(target): int(source) + 1 for source, target in (p.split('-') for p in reversed(points))}
   return [source_of.get(target, 0) for target in range(max(source_of, default=-1) + 1)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -128,6 +129,8 @@ class Examples:
         raise UserError(
           f'{pair.name}.{pair.split}.align must have a line for each of {size:,}; saw {len(alignments):,}'
         )
+    for number in range(len(self._alignments)):
+      self._check_alignments(number, os.path.join(config.guided_by, ''))
     share = min(1.0, _COUNTED / sum(self.sizes))
     self.stats = Stats(tuple(self._scan(p, share) for p in range(len(self.pairs))), share < 1)
     if not self.stats.total('kept'):
@@ -143,6 +146,22 @@ class Examples:
     if any(tags):
       key += repr(tags)
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()  # of all that examples and lengths depend on
+
+  def _check_alignments(self, pair: int, folder: str) -> None:
+    """UserError for the first example of a pair whose alignments are of more pieces than it has."""
+    for start in range(0, self.sizes[pair], _CHUNK):
+      lines = np.arange(start, min(start + _CHUNK, self.sizes[pair]))
+      source, target = (side.lengths(lines) for side in self._caches[pair])
+      places, counts = self._alignments[pair].gather(lines)
+      largest = np.maximum.reduceat(np.append(places, 0), np.cumsum(counts) - counts) * (counts > 0)
+      bad = np.flatnonzero(((largest > source) | (counts > target)) & (self._pair_lengths(pair, lines)[0] > 0))
+      if bad.size:
+        first, name = bad[0], f'{self.pairs[pair].name}.{self.pairs[pair].split}.align'
+        raise UserError(
+          'alignments are of the pieces of both vocabularies; those of line '
+          f'{lines[first] + 1} of {folder}{name} are of {largest[first]} source and {counts[first]} target pieces, where '
+          f'there are {source[first]} and {target[first]}: make them again'
+        )
 
   def _scan(self, pair: int, share: float) -> PairStats:
     """Statistics of a pair, estimated from a share of its lines if that is below 1."""
@@ -212,24 +231,13 @@ class Examples:
       of_segments[plan.row, plan.segment] = self._factor[pair]
       batch[batches.LOSS_FACTORS] = np.take_along_axis(of_segments, target.segments_BT, axis=1)
     if self._alignments:
-      batch[batches.ALIGNED] = self._aligned(plan, pair, line, *(lengths for _, lengths in sides))
+      batch[batches.ALIGNED] = self._aligned(plan, pair, line, sides[1][1])
     return batch
 
-  def _aligned(
-    self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray, source_lengths: np.ndarray, lengths: np.ndarray
-  ) -> np.ndarray:
-    """Array ALIGNED of a batch, given the numbers of ids of its examples, without the symbols around."""
+  def _aligned(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Array ALIGNED of a batch, given the numbers of ids of its targets, without the symbols around."""
     places, counts = self._gather(self._alignments, pair, line)
     tags = (self._tag[pair] > 0).astype(np.int32)
-    bad = (counts > lengths) | (
-      np.maximum.reduceat(np.append(places, 0), np.cumsum(counts) - counts) > source_lengths - tags
-    )
-    if (bad & (counts > 0)).any():
-      first = np.flatnonzero(bad & (counts > 0))[0]
-      raise UserError(
-        f'alignments are of the pieces of both vocabularies; those of line {line[first] + 1} of '
-        f'{self.pairs[pair[first]].name} are of more: make them again'
-      )
     before = [around.before[pair] for around in self._around]
     offset = plan.source_start + before[0].shape[1] + tags
     of_tokens = np.zeros(int(lengths.sum()), np.int32)

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import random
+import re
 import shutil
 
 import numpy as np
@@ -15,6 +16,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.batches import ALIGNED
+from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
@@ -122,6 +124,25 @@ def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
   assert missed() > 2 * before
 
 
+def test_alignments_of_what_is_left_out_are_not_read(guided, tmp_path):
+  config, *_ = guided
+  vocabs = (Vocab(config.source_vocab),) * 2
+  shutil.copytree(config.guided_by, tmp_path, dirs_exist_ok=True)
+  long = {language: ' '.join('abcdefgh' * 9) for language in ('de', 'en')}
+  for language, line in long.items():
+    with open(tmp_path / 'data' / 'de-en' / f'train.{language}', 'a') as f:
+      f.write(line + '\n')
+  with open(tmp_path / 'de-en.train.align', 'a') as f:
+    f.write('900-900\n')
+  own = dataclasses.replace(config, data_dir=str(tmp_path / 'data'), guided_by=str(tmp_path))
+  assert '1 too long' in str(TrainInput(own, vocabs, str(tmp_path / 'cache'), Feed(quiet=True)).stats)
+
+
+def test_the_first_of_several_source_pieces_is_taken():
+  assert cache._sources('2-0 0-0 1-2') == [3, 0, 2]  # counted from 1; 0 for none
+  assert cache._sources(' 0-1\t1-1  0-0 ') == [1, 2] and cache._sources('') == []
+
+
 def test_alignments_that_do_not_fit_are_refused(guided, tmp_path):
   config, *_ = guided
   lines = (pathlib.Path(config.guided_by) / 'de-en.train.align').read_text().splitlines()
@@ -130,17 +151,22 @@ def test_alignments_that_do_not_fit_are_refused(guided, tmp_path):
   make = lambda name: TrainInput(own, (Vocab(own.source_vocab),) * 2, str(tmp_path / name), Feed(quiet=True))
   with pytest.raises(UserError, match=r'de-en.train.align is missing: add it'):
     make('0')
+  at = lambda place, line: [*lines[: place - 1], line, *lines[place:]]
+  folder = re.escape(str(tmp_path))
   for number, (changed, message) in enumerate(
     [
       (lines[1:], 'must have a line for each of 200; saw 199'),
-      ([*lines[:5], '0-0 1'], "has pairs of numbers such as '0-0 1-2'; saw '0-0 1'"),
-      (['70-0'] * 200, 'are of the pieces of both vocabularies; those of line .* of de-en are of more'),
+      (at(6, '0-0 1'), f"such as '0-0 1-2'; saw '0-0 1' in line 6 of {folder}/de-en.train.align"),
+      (at(200, '0-01-1'), "saw '0-01-1' in line 200 of"),
+      (at(1, 'a\tb\t0p0'), "saw '0p0' in line 1 of"),
+      (at(9, '-1-0'), "saw '-1-0' in line 9 of"),
+      (at(7, '٠-0'), "saw '٠-0' in line 7 of"),
+      (at(17, '70-0'), rf'those of line 17 of {folder}/de-en.train.align are of 71 source and 1 target pieces, where'),
+      (at(2, '0-0 0-50'), 'those of line 2 of .* are of 1 source and 51 target pieces, where there are'),
     ]
   ):
     (tmp_path / 'de-en.train.align').write_text('\n'.join(changed) + '\n')
-    with pytest.raises(UserError, match=message):
-      train = make(str(number + 1))
-      for step in range(9):
-        train.batch(step)
+    with pytest.raises(UserError, match=message):  # before the first batch
+      make(str(number + 1))
   with pytest.raises(UserError, match='guided_by must be left out with source_sampling'):
     dataclasses.replace(config, target_sampling=(('dropout', 0.1),))
