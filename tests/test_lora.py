@@ -240,6 +240,9 @@ def test_a_new_run_takes_merged_weights_and_the_values_of_its_source(root, tmp_p
 
 def test_an_average_has_all_weights(root, tmp_path):
   run = RunDir(str(root / 'run'))
+  assert run.checkpoints().steps() == [0, 4]
+  with pytest.raises(UserError, match=r'after step 0 are to be averaged, but it has 1 \(4\)'):  # 0 is the base
+    averaging.choose_steps(run, last=2)
   averaging.average(run, [4], str(tmp_path / 'average'))
   np.testing.assert_array_equal(scores(tmp_path / 'average'), scores(root / 'run', step=4))
   hub_export.require(RunDir(str(tmp_path / 'average')))

@@ -25,7 +25,10 @@ _Terms = tuple[Sequence[checkpoint.Stored], float]  # a weight of an average: th
 
 
 def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()) -> list[int]:
-  """Selected steps, oldest first: the last so many checkpoints, or those given, which must exist."""
+  """Selected steps, oldest first: the last so many checkpoints, or those given, which must exist.
+
+  All are above 0, the step of the weights that a run begins with, such as the base of adapters.
+  """
   if not run.exists:
     run.load()  # says what is missing
   existing = run.checkpoints().steps()
@@ -34,12 +37,18 @@ def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()
     raise UserError(f'{run.path} has no checkpoint of step {", ".join(map(str, missing))}; there: {listed}')
   if len(set(steps)) < len(steps):
     raise UserError(f'every step counts once in an average; saw {", ".join(map(str, steps))}')
-  if last and last > len(existing):
+  if 0 in steps:
     raise UserError(
-      f'the last {last} checkpoints of {run.path} are to be averaged, but it has {len(existing)} ({listed}): '
-      'ask for fewer, or train with keep_checkpoints or keep_every for more'
+      f'an average is of trained weights; saw step 0, with which {run.path} begins: leave it out (there: {listed})'
     )
-  return sorted(steps) or existing[-last:]
+  trained = [step for step in existing if step]
+  if last and last > len(trained):
+    listed = ', '.join(map(str, trained)) or 'none'
+    raise UserError(
+      f'the last {last} checkpoints of {run.path} after step 0 are to be averaged, but it has {len(trained)} '
+      f'({listed}): ask for fewer, or train with keep_checkpoints or keep_every for more'
+    )
+  return sorted(steps) or trained[-last:]
 
 
 def average(run: RunDir, steps: Sequence[int], out: str) -> int:

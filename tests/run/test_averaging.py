@@ -105,6 +105,24 @@ def test_the_run_is_left_alone_and_the_average_is_a_finished_run_of_its_own(run,
   assert pathlib.Path(out.vocab_dir, 'source.model').read_text() == 'pieces'
 
 
+def test_the_weights_that_a_run_begins_with_are_in_no_average(run):
+  save(run, 0)
+  assert averaging.choose_steps(run, last=4) == [1, 2, 3, 4]
+  with pytest.raises(UserError, match=r'the last 5 checkpoints .* after step 0 .* but it has 4 \(1, 2, 3, 4\)'):
+    averaging.choose_steps(run, last=5)
+  with pytest.raises(UserError, match='an average is of trained weights; saw step 0, .* leave it out'):
+    averaging.choose_steps(run, steps=[0, 2])
+
+
+def test_a_run_that_only_begins_has_nothing_to_average(tmp_path):
+  begun = RunDir(str(tmp_path / 'begun'))
+  os.makedirs(begun.path)
+  pathlib.Path(begun.config_file).write_text('{"model": "m"}')
+  save(begun, 0)
+  with pytest.raises(UserError, match=r'the last 1 .* but it has 0 \(none\)'):  # also of --exponential
+    averaging.choose_steps(begun, last=1)
+
+
 def test_steps_are_the_last_or_those_given_and_a_missing_one_is_told(run):
   assert averaging.choose_steps(run, last=2) == [3, 4]
   assert averaging.choose_steps(run, steps=[4, 1]) == [1, 4]
