@@ -1,5 +1,6 @@
 """Alignment of the tokens of a text and of its translation."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -26,12 +27,15 @@ class Alignment(NamedTuple):
     points = list(zip(weights_TU.argmax(axis=1).tolist(), range(len(target)))) if source and target else []
     return cls(source, target, points)
 
-  def after(self, before: Self | None, begin: int, target_begin: int) -> Self:
-    """Alignment of a longer text, given that of what comes before and the places where these sides begin in it."""
-    moved = lambda tokens, by: [Token(piece, begin + by, end + by) for piece, begin, end in tokens]
-    source, target, points = before or ([], [], [])
-    own = [(i + len(source), j + len(target)) for i, j in self.points]
-    return Alignment([*source, *moved(self.source, begin)], [*target, *moved(self.target, target_begin)], points + own)
+  @classmethod
+  def joined(cls, parts: Iterable[tuple[Self, int, int]]) -> Self:
+    """Alignment of a text, given those of its parts and the places where the sides of each begin in it."""
+    source, target, points = [], [], []
+    for own, *begins in parts:
+      points += [(i + len(source), j + len(target)) for i, j in own.points]
+      for side, tokens, by in zip((source, target), own, begins):
+        side += [Token(piece, begin + by, end + by) for piece, begin, end in tokens]
+    return cls(source, target, points)
 
   @property
   def pharaoh(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.visible_text import is_empty
@@ -79,20 +80,16 @@ def _halves(text: str) -> list[str]:
 
 def _glued(left: str, space: str, right: str) -> str:
   """Two translations with the space between their sources, or that of their own language in its place."""
+  return left + _between(left[-1:], space, right) + right
+
+
+def _between(last: str, space: str, right: str) -> str:
+  """Space between translations, given the last letter of the left one."""
   if _BREAK.search(space):
-    return left + space + right
-  if not left or not right or _UNSPACED.match(left[-1]) or _UNSPACED.match(right[0]):
-    return left + right
-  return left + (space or ' ') + right
-
-
-def _after(own: Any, space: str, begin: int, before: Any = None) -> Any:
-  """Hypothesis of a part that begins at a place of the text, joined to that of the parts before it."""
-  text = _glued(before.text if before else '', space, own.text)
-  values = {'score': before.score + own.score, 'log_prob': before.log_prob + own.log_prob} if before else {}
-  if alignment := getattr(own, 'alignment', None):
-    values['alignment'] = alignment.after(before and before.alignment, begin, len(text) - len(own.text))
-  return own._replace(text=text, **values)
+    return space
+  if not last or not right or _UNSPACED.match(last) or _UNSPACED.match(right[0]):
+    return ''
+  return space or ' '
 
 
 class _Arranged(NamedTuple):
@@ -120,16 +117,38 @@ class _Arranged(NamedTuple):
     There are as many as the parts have. Score and log-probability are sums over the parts. Samples are joined by their
     numbers, as combinations by scores are no samples.
     """
-    most, begin = max(map(len, hypotheses)), len(self.spaces[0])
-    found = [_after(h, self.spaces[0], begin) for h in hypotheses[0]]
-    for part, space, of_part in zip(self.parts, self.spaces[1:], hypotheses[1:]):
-      begin += len(part + space)
+    # A combination is (score, (combination of the parts before, hypothesis of the last)): no text is copied before its
+    # combination is among the last.
+    most = max(map(len, hypotheses))
+    found = [(h.score, (None, h)) for h in hypotheses[0]]
+    for of_part in hypotheses[1:]:
       if are_samples:
-        found = [_after(b, space, begin, a) for a, b in zip(found, of_part)]
+        found = [(score + b.score, (a, b)) for (score, a), b in zip(found, of_part)]
       else:
-        longer = [_after(b, space, begin, a) for a in found for b in of_part]
-        found = sorted(longer, key=lambda h: -h.score)[:most]
-    return [h._replace(text=_glued(h.text, self.spaces[-1], '')) for h in found]
+        longer = [(score + b.score, (a, b)) for score, a in found for b in of_part]
+        found = sorted(longer, key=lambda combination: -combination[0])[:most]
+    return [self._hypothesis(score, combination) for score, combination in found]
+
+  def _hypothesis(self, score: float, combination: tuple) -> Any:
+    """Hypothesis of the text, given the combination of those of its parts."""
+    parts = []
+    while combination:
+      combination, own = combination
+      parts.append(own)
+    parts.reverse()
+    texts, last, begin, length, log_prob, alignments = [], '', 0, 0, 0.0, []
+    for own, part, space in zip(parts, self.parts, self.spaces):
+      begin += len(space)
+      between = _between(last, space, own.text)
+      length += len(between)
+      if alignment := getattr(own, 'alignment', None):
+        alignments.append((alignment, begin, length))
+      texts += [between, own.text]
+      last = (own.text or between or last)[-1:]
+      begin, length, log_prob = begin + len(part), length + len(own.text), log_prob + own.log_prob
+    values = {'alignment': Alignment.joined(alignments)} if alignments else {}
+    text = _glued(''.join(texts), self.spaces[-1], '')
+    return parts[-1]._replace(text=text, score=score, log_prob=log_prob, **values)
 
 
 class Paragraphs:

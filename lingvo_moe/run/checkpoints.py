@@ -72,6 +72,8 @@ class Checkpoints:
   keep: int = 3  # how many of the newest to keep beside the best
   keep_every: int = 0  # checkpoints of steps that are multiples of it are kept as well; 0: none
   constant: Collection[str] = ()  # weights that the checkpoint of step 0, which is kept then, has for all others
+  # Evaluations by step, but for that of the best, the only one to which more is noted: each is read once.
+  _known: dict[int, 'Evaluation'] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
   def path(self, step: int) -> str:
     """The prefix that tf.train.load_checkpoint takes."""
@@ -92,10 +94,14 @@ class Checkpoints:
 
   def best(self) -> Evaluation | None:
     """The best by dev loss, or by the score that ranks them, on the latest dev text; the earliest of equals."""
-    evaluations = [evaluation for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
+    found = {step: self._known.get(step) or self.evaluation(step) for step in self.steps()}
+    evaluations = [evaluation for evaluation in found.values() if evaluation is not None]
     changes = max((evaluation.text_changes for evaluation in evaluations), default=0)
     comparable = [evaluation for evaluation in evaluations if evaluation.text_changes == changes]
-    return min(comparable, key=lambda evaluation: (evaluation.rank, evaluation.step), default=None)
+    best = min(comparable, key=lambda evaluation: (evaluation.rank, evaluation.step), default=None)
+    self._known.clear()
+    self._known.update({evaluation.step: evaluation for evaluation in evaluations if evaluation is not best})
+    return best
 
   def choose(self, step: int | None = None, which: str = 'last') -> int:
     """The given step, or that of a checkpoint by its rank; UserError if there is none.
@@ -262,6 +268,7 @@ class Checkpoints:
 
   def _write_evaluation(self, evaluation: Evaluation) -> None:
     values = {name: value for name, value in evaluation._asdict().items() if name in _KINDS and value is not None}
+    self._known.pop(evaluation.step, None)
     files.write(os.path.join(self._folder(evaluation.step), _DEV_LOSS), json_files.dump(values))
 
   def evaluation(self, step: int) -> Evaluation | None:

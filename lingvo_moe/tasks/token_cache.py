@@ -42,6 +42,7 @@ from lingvo_moe.tasks.blocks import BlockArray, DamagedError, Writer
 
 _FORMAT = 4  # with 3, an entry was one shard, verified when it was opened
 _SHARD_BYTES = 128 << 20  # of text
+_ENTRY = re.compile(r'(.+)-[0-9a-f]{16}')  # name of a folder
 _WAIT_SECONDS = 2.0  # between looks at the shards that other processes make
 _META = {
   'shards': json_files.list_of(json_files.list_of(json_files.INTEGER)),  # file, begin, end, lines, ids of each
@@ -279,8 +280,7 @@ def open_entries(entries: Sequence[Entry], cache_dir: str, *, quiet: bool = Fals
         f'cannot write the token cache {e.filename or cache_dir} ({e.strerror}): give another place for it'
       ) from None
     caches |= {folder: _open(folder, entry, quiet) for folder, entry in missing.items()}
-    for folder, entry in missing.items():
-      _remove_older(folder, entry)
+    _remove_older(missing)
   return [caches[folder] for folder in folders]
 
 
@@ -376,13 +376,16 @@ def _list_shards(folder: str, entry: Entry, own: Sequence[_Shard]) -> None:
     f.write(json_files.dump(meta))
 
 
-def _remove_older(folder: str, entry: Entry) -> None:
-  """Removes entries, by the same name and vocabulary, of what the same files held before."""
-  cache_dir = os.path.dirname(folder)
-  for name in files_lib.listdir(cache_dir):
-    other = os.path.join(cache_dir, name)
-    if other != folder and re.fullmatch(f'{re.escape(entry.name)}-[0-9a-f]{{16}}', name):
+def _remove_older(made: Mapping[str, Entry]) -> None:
+  """Removes entries of the names and vocabularies of these, by folder, with what the same files held before."""
+  of_name: dict[str, list[tuple[str, Entry]]] = {}
+  for folder, entry in made.items():
+    of_name.setdefault(entry.name, []).append((folder, entry))
+  cache_dir = os.path.dirname(next(iter(made)))
+  for match in filter(None, map(_ENTRY.fullmatch, files_lib.listdir(cache_dir))):
+    other = os.path.join(cache_dir, match[0])
+    for folder, entry in of_name.get(match[1], ()):
       with contextlib.suppress(OSError, UserError):
-        meta = json_files.read(os.path.join(other, 'meta.json'))  # an earlier version listed no shards
+        meta = {} if other == folder else json_files.read(os.path.join(other, 'meta.json'))  # older: without shards
         if (meta.get('vocab'), meta.get('files')) == (entry.vocab.fingerprint, list(entry.files)):
           files_lib.rmtree(other)

@@ -76,7 +76,7 @@ def test_a_request_takes_terms_in_several_forms_and_refuses_what_is_none():
 
 def test_alignments_of_sentences_join_to_that_of_the_text():
   one = Alignment([Token('a', 0, 1)], [Token('b', 0, 1), Token('c', 1, 2)], [(0, 0), (0, 1)])
-  both = one.after(one, 3, 4)
+  both = Alignment.joined([(one, 0, 0), (one, 3, 4)])
   assert both.source == [Token('a', 0, 1), Token('a', 3, 4)] and both.target[2:] == [Token('b', 4, 5), Token('c', 5, 6)]
   assert both.pharaoh == '0-0 0-1 1-2 1-3' and one.columns == ['a', 'b c', '0-0 0-1']
 

@@ -1,10 +1,14 @@
 """Paragraphs: what is split, how translations are joined, and what is cut."""
 
 import random
+import time
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from lingvo_moe.core import sentences
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.translator import Answers, Hypothesis, Translator
@@ -115,6 +119,57 @@ def test_hypotheses_of_a_text_are_the_best_combinations():
   [found] = paragraphs.translate(['One. Two.'], None, ['en']).hypotheses
   assert [h.text for h in found] == ['ONE. TWO.', "ONE. TWO.'", "ONE.' TWO."]
   assert [(h.score, h.log_prob) for h in found] == [(0.0, 0.0), (-1.0, -2.0), (-1.0, -2.0)]
+
+
+WORDS = ['', 'Ja.', 'nein', '好。', 'ß', ' x']
+
+
+def one_part_after_another(parts, spaces, sides, are_samples):
+  """Texts, scores, log-probabilities, and places of the tokens, by joining two texts at a time."""
+  most, found = max(map(len, sides)), []
+  for k, of_part in enumerate(sides):
+    begin = len(''.join(spaces[: k + 1]) + ''.join(parts[:k]))
+
+    def after(before, own, k=k, begin=begin):
+      text, score, log_prob, places = before
+      text = sentences._glued(text, spaces[k], own.text)
+      return text, score + own.score, log_prob + own.log_prob, [*places, (begin, len(text) - len(own.text))]
+
+    if not k:
+      found = [after(('', 0.0, 0.0, []), own) for own in of_part]
+    elif are_samples:
+      found = [after(a, own) for a, own in zip(found, of_part)]
+    else:
+      found = sorted([after(a, own) for a in found for own in of_part], key=lambda f: -f[1])[:most]
+  return [(sentences._glued(text, spaces[-1], ''), *rest) for text, *rest in found]
+
+
+PART = st.lists(
+  st.tuples(st.integers(-3, 0), st.sampled_from(['', 'Ja.', 'nein', '好。', ' x'])), min_size=1, max_size=3
+)
+
+
+@hypothesis.given(st.lists(PART, min_size=1, max_size=4), st.lists(st.sampled_from(['', ' ', ' \n'])), st.booleans())
+def test_joined_hypotheses_are_those_of_joining_one_part_after_another(hypotheses, spaces, are_samples):
+  parts, spaces = (
+    ['p' * (i + 1) for i in range(len(hypotheses))],
+    [*spaces, '', ' ', '\n', '', ''][: len(hypotheses) + 1],
+  )
+  one = lambda text: Alignment([Token('s', 0, 1)], [Token('t', 0, len(text))], [(0, 0)])
+  make = lambda score, text: Hypothesis(text, float(score), 2.0 * score, one(text))
+  sides = [[make(*own) for own in sorted(of_part, reverse=True)] for of_part in hypotheses]
+  found = sentences._Arranged(parts, spaces).joined(sides, are_samples)
+  begins = lambda a: [(source.begin, target.begin) for source, target in zip(a.source, a.target)]
+  got = [(h.text, h.score, h.log_prob, begins(h.alignment)) for h in found]
+  assert got == one_part_after_another(parts, spaces, sides, are_samples)
+
+
+def test_a_text_of_many_sentences_is_joined_in_linear_time():
+  count, best = 10_000, [Hypothesis('w' * 50, -float(k), 0.0) for k in range(4)]
+  begin = time.process_time()
+  found = sentences._Arranged(['x'] * count, [' '] * (count + 1)).joined([best] * count)
+  assert len(found) == 4 and len(found[0].text) == 51 * count - 1
+  assert time.process_time() - begin < 5  # it was two minutes
 
 
 def test_a_text_is_kept_when_all_its_sentences_are_done_and_a_known_one_is_left_out():

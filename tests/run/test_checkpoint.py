@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from whole_state import WholeState
 
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.checkpoints import Checkpoints, Evaluation, Saver
@@ -120,6 +121,35 @@ def test_of_equal_dev_losses_the_earliest_is_best_and_stays(tmp_path):
     save(kept, state_at(step), 3.0 if step > 8 else 4.0)
   assert kept.best()[:2] == (9, 3.0)
   assert kept.steps() == [9, 11]
+
+
+def test_each_dev_loss_is_read_a_few_times_however_many_are_kept(tmp_path, monkeypatch):
+  def reads(count):
+    kept, seen = Checkpoints(str(tmp_path / str(count)), keep=count), []
+    read = json_files.read_if_any
+    with monkeypatch.context() as m:
+      m.setattr(json_files, 'read_if_any', lambda path, *args, **kinds: seen.append(path) or read(path, *args, **kinds))
+      for step in range(1, count + 1):
+        os.makedirs(os.path.dirname(kept.path(step)))
+        kept.note_dev_loss(step, float(abs(step - count // 2)))  # falls, then rises
+    assert kept.best()[:2] == (count // 2, 0.0) and len(kept.best().evaluated_after) == count - count // 2
+    return len(seen)
+
+  assert reads(40) < 2.5 * reads(20)
+
+
+def test_a_best_that_is_of_another_text_or_removed_is_seen(tmp_path):
+  kept, other = Checkpoints(str(tmp_path), keep=9), Checkpoints(str(tmp_path), keep=9)
+  for step, dev_loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+    save(kept, state_at(step), dev_loss)
+    assert other.best() == kept.best()
+  kept.note_dev_loss(2, 9.0, 'other text')
+  assert other.best()[:4] == (2, 9.0, 'other text', 1) == kept.best()[:4]
+  kept.save(state_at(4))
+  kept.note_dev_loss(4, 8.0, 'other text')
+  assert other.best().step == kept.best().step == 4
+  shutil.rmtree(tmp_path / 'step_00000004')
+  assert other.best().step == kept.best().step == 2
 
 
 def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):

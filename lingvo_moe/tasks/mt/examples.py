@@ -159,8 +159,8 @@ class Examples:
         first, name = bad[0], f'{self.pairs[pair].name}.{self.pairs[pair].split}.align'
         raise UserError(
           'alignments are of the pieces of both vocabularies; those of line '
-          f'{lines[first] + 1} of {folder}{name} are of {largest[first]} source and {counts[first]} target pieces, where '
-          f'there are {source[first]} and {target[first]}: make them again'
+          f'{lines[first] + 1} of {folder}{name} are of {largest[first]} source and {counts[first]} target pieces, '
+          f'where there are {source[first]} and {target[first]}: make them again'
         )
 
   def _scan(self, pair: int, share: float) -> PairStats:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.tasks import blocks, token_cache
@@ -643,6 +644,38 @@ def test_what_an_earlier_version_made_is_removed(small):
   shutil.rmtree(source.folder)
   open_small(small)
   assert not older.exists()
+
+
+def test_an_entry_of_the_same_text_and_another_vocabulary_stays(small):
+  source, _ = open_small(small)
+  other = pathlib.Path(f'{source.folder[:-16]}{"0" * 16}')
+  shutil.copytree(source.folder, other)
+  meta = json_files.parse((other / 'meta.json').read_text())
+  (other / 'meta.json').write_text(json_files.dump({**meta, 'vocab': 'of another run'}))
+  shutil.rmtree(source.folder)
+  open_small(small)
+  assert other.exists()
+
+
+def test_the_cache_folder_is_listed_once_for_all_entries(tmp_path, monkeypatch):
+  vocab, listed = types.SimpleNamespace(size=9, fingerprint='of it'), []
+  lists = files.listdir
+  monkeypatch.setattr(files, 'listdir', lambda path: listed.append(path) or lists(path))
+  tokenise = lambda parts, _: (
+    pair for _ in parts for pair in [(np.array([1]), np.array([1])), (np.array([]), np.array([]))]
+  )
+
+  def made(text):
+    of_text = []
+    for name in 'abcdef':
+      (tmp_path / name).write_text(text)
+      of_text.append(token_cache.Entry(name, [str(tmp_path / name)], vocab, tokenise))
+    listed.clear()
+    token_cache.open_entries(of_text, str(tmp_path / 'cache'), quiet=True)
+    return listed.count(str(tmp_path / 'cache'))
+
+  assert (made('x\n'), made('yy\n')) == (1, 1)
+  assert len([name for name in os.listdir(tmp_path / 'cache') if name != 'hashes.json']) == 6  # the older are gone
 
 
 def test_what_a_killed_process_claimed_is_taken_over(small):
