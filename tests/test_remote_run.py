@@ -91,7 +91,9 @@ def test_a_remote_checkpoint_counts_once_it_is_committed(remote):
   for step in (1, 2, 3):
     checkpoints.save(state(step))
     checkpoints.note_dev_loss(step, 1.0 if step == 2 else 3.0)
+    files.makedirs(f'{remote}/checkpoints/step_00000099')
     files.write(f'{remote}/checkpoints/step_00000099/state.index', b'cut short')
+    assert 'step_00000099' in files.listdir(f'{remote}/checkpoints')
   assert checkpoints.steps() == [2, 3] and checkpoints.best()[:2] == (2, 1.0)
   assert checkpoints.restore(3, {'w': (3,)})['w'][...].tolist() == [3.0, 3.0, 3.0]
   checkpoints.save(state(4))  # removes what was left behind

@@ -15,6 +15,7 @@ from lingvo_moe.core.shapes import collected, dealt
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.pipeline import Pipeline, pipelined
+from lingvo_moe.layers.scanned_stack import scan
 
 # 2 stages and 4 micro-batches; 4 blocks, two of which a stage runs at once.
 PLAIN = Pipeline(stages=2, parts=1, micro_batches=4, num_groups=4, repeats=1, blocks=4)
@@ -160,6 +161,33 @@ def with_gradients(function, *args):
     by_block_L = tf.range(1.0, 1.0 + aux['loss'].shape[0])
     total = tf.reduce_sum(y_BM * tf.sin(tf.reshape(tf.range(24.0), [8, 3]))) + tf.reduce_sum(aux['loss'] * by_block_L)
   return y_BM, aux, tape.gradient(total, args)
+
+
+FACTORS = tf.constant([1.0] * 7 + [256.0], tf.bfloat16)  # 256 + 1 is 256 in bfloat16, and 263 is 264
+
+
+@pytest.mark.parametrize('stages', [1, 2])
+def test_gradients_of_bfloat16_tensors_are_float32_sums_over_blocks_and_micro_batches(stages):
+  schedule = Pipeline(stages, 1, micro_batches=8, num_groups=8, repeats=1, blocks=8)
+  specs = {'b': WeightSpec((1,), 'M', Constant(0.0))}
+
+  def block(number, x_BM, shared, rows, theta):
+    by_row_B1 = tf.gather(FACTORS, rows)[:, tf.newaxis]
+    return x_BM + tf.gather(FACTORS, number) * shared[0] + by_row_B1 * theta['b'], {}
+
+  x_BM = memory_BM = tf.zeros([8, 1], tf.bfloat16)
+  b_LM = tf.zeros([8, 1], tf.bfloat16)
+  with tf.GradientTape() as tape:
+    tape.watch([memory_BM, b_LM])
+    if stages > 1:
+      y_BM, _ = pipelined(block, x_BM, [memory_BM], tf.range(8), {'b': b_LM}, specs, schedule)
+    else:
+      in_order = lambda number, x_BM, shared, theta: block(number, x_BM, shared, tf.range(8), theta)
+      y_BM, _ = scan(in_order, x_BM, [memory_BM], {'b': b_LM}, specs)
+  dmemory_BM, db_LM = tape.gradient(y_BM, [memory_BM, b_LM], output_gradients=tf.ones_like(y_BM))
+  assert dmemory_BM.dtype == tf.bfloat16 and dmemory_BM.numpy().ravel().tolist() == [264.0] * 8
+  if stages > 1:  # otherwise the sum over rows is that of a product
+    assert db_LM.numpy().ravel().tolist() == [264.0] * 8
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,17 @@ def test_nbest_draws_by_probability(world):
   assert 4 <= len({tuple(ids) for ids in drawn(0.0)}) <= 8
 
 
+def test_nbest_draws_in_proportion_to_the_product_of_the_probabilities_of_pieces(world):
+  vocab, text = Vocab(world[1].source_vocab), 'the dog runs'
+  candidates = vocab.nbest(text, 6)
+  proto = sentencepiece_model_pb2.ModelProto.FromString(vocab.model_bytes)
+  p = np.array([np.exp(0.3 * sum(proto.pieces[i].score for i in ids)) for ids in candidates])
+  drawn = [tuple(SubwordSampler(vocab, 6, 0.3).draw(text, key)) for key in range(600)]
+  shares = [drawn.count(tuple(ids)) / 600 for ids in candidates]
+  np.testing.assert_allclose(shares, p / p.sum(), atol=0.05)
+  assert max(p) > 2 * min(p) and len({len(ids) for ids in candidates}) > 1  # a mean over pieces would be another
+
+
 def test_nbest_needs_a_unigram_vocabulary(world, tmp_path):
   model = sentencepiece_model_pb2.ModelProto.FromString(Vocab(world[1].source_vocab).model_bytes)
   model.trainer_spec.model_type = sentencepiece_model_pb2.TrainerSpec.BPE

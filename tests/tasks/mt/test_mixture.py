@@ -26,6 +26,8 @@ def test_a_mixture_is_lines_or_a_file_of_them(tmp_path):
   assert dataclasses.replace(config, corpora=config.corpora) == config
   assert DataConfig().mixture == (Corpus('train'),)
   assert mixture.parse('bt 1 tag=machine')[0].tag == 'machine'
+  factor = lambda text: mixture.parse(f'bt 1 loss={text}')[0].loss
+  assert [factor(text) for text in ('0.001', '1.5', '1.001')] == [1, 1500, 1001]  # 1000 * 1.001 is 1000.9999999999999
 
 
 @pytest.mark.parametrize(
