@@ -164,6 +164,13 @@ def test_joined_hypotheses_are_those_of_joining_one_part_after_another(hypothese
   assert got == one_part_after_another(parts, spaces, sides, are_samples)
 
 
+def test_a_line_break_before_an_empty_translation_is_what_the_next_one_follows():
+  own = lambda text: [Hypothesis(text, 0.0, 0.0)]
+  arranged = sentences._Arranged(['a', 'b', 'c'], ['\n', ' ', ' ', ''])
+  assert arranged.joined([own(''), own('Ja.'), own('')])[0].text == '\n Ja.'
+  assert arranged.joined([own('好'), own(''), own('Ja.')])[0].text == '\n好Ja.'
+
+
 def test_a_text_of_many_sentences_is_joined_in_linear_time():
   count, best = 10_000, [Hypothesis('w' * 50, -float(k), 0.0) for k in range(4)]
   begin = time.process_time()

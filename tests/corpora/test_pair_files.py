@@ -73,6 +73,7 @@ def test_csv_without_a_header_is_read_right_or_asked_about(tmp_path_factory, row
     ('a;b\n\nc\nd;e;f\n', [('a', 'b'), ('c', None), ('d', 'e')]),  # no other divides a row
     ('allein\n', [('allein', None)]),
     ('en,de\n"Yes; a",Ja;\nNo\n', [('Ja;', 'Yes; a'), (None, 'No')]),  # named in the first row
+    ('de,en\na;b,c\nd;e\n', [('a;b', 'c'), ('d;e', None)]),
   ],
 )
 def test_the_separator_of_csv_gives_all_rows_as_many_cells(tmp_path, content, expected):

@@ -58,3 +58,14 @@ def test_a_bad_line_of_a_part_has_its_number_in_the_file(tmp_path):
   path.write_bytes(b'a\nb\nc\n\xff\n')
   with pytest.raises(UserError, match='line 4 of .* is not'):
     [*text.parts(str(path), 5)[1].batches()]
+
+
+@pytest.mark.parametrize('size', [2, 3, 5, 100])
+def test_a_line_of_a_part_has_its_number_in_the_file(tmp_path, size):
+  path = tmp_path / 'x'
+  path.write_bytes(b'1\n2\n3\n4\n5\n6\n7\n')
+  for part in text.parts(str(path), size):
+    for skipped in (0, 1):
+      lines = [line for batch in part._replace(first=skipped).batches() for line in batch]
+      numbers = [part._replace(first=skipped).number(place) for place in range(len(lines))]
+      assert [str(number).encode() for number in numbers] == lines

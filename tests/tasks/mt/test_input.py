@@ -646,12 +646,13 @@ def test_what_an_earlier_version_made_is_removed(small):
   assert not older.exists()
 
 
-def test_an_entry_of_the_same_text_and_another_vocabulary_stays(small):
+@pytest.mark.parametrize('of', [{'vocab': 'of another run'}, {'files': ['/another/train.de']}])
+def test_an_entry_of_the_same_name_and_another_vocabulary_or_text_stays(small, of):
   source, _ = open_small(small)
   other = pathlib.Path(f'{source.folder[:-16]}{"0" * 16}')
   shutil.copytree(source.folder, other)
   meta = json_files.parse((other / 'meta.json').read_text())
-  (other / 'meta.json').write_text(json_files.dump({**meta, 'vocab': 'of another run'}))
+  (other / 'meta.json').write_text(json_files.dump({**meta, **of}))
   shutil.rmtree(source.folder)
   open_small(small)
   assert other.exists()
