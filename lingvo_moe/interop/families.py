@@ -1,11 +1,11 @@
 """Families of public checkpoints: a file here and a line in this table.
 
-Each has ARCHITECTURES that its config.json may name; convert(folder), the folder's model as a run here, of which
-values(config) are those of the fields of a configuration, and entries(config) tensors there and weights here; and
-form(ours, models), files of a folder without weights.
+Each has CLASSES, the keys of every architecture that its config.json may name; convert(folder, config), the folder's
+model as a run here, given the values of these keys, of which values(config) are those of the fields of a configuration,
+and entries(config) tensors there and weights here; and form(ours, models), files of a folder without weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +13,10 @@ from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.interop import m2m100, marian, mixtral, t5
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Imported
+from lingvo_moe.interop.table import Entry, Imported
 
 FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
+_BY_CLASS = {name: (family, keys) for family in FAMILIES for name, keys in family.CLASSES.items()}
 _VOCABULARIES = ('source_vocab', 'target_vocab', 'vocab')  # fields that name SentencePiece models
 
 
@@ -46,21 +47,46 @@ def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
   }
 
 
-def convert(folder: HubFolder) -> Imported:
-  """The folder's model as a run here; UserError where no family knows it, or a value that it has."""
+def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
+  """The folder's model as a run here.
+
+  Raises:
+    UserError: no family knows the model, or a value that it has; with weights, a tensor is not there.
+  """
   asked = folder.config.get('architectures')
-  asked = asked if isinstance(asked, list) and asked else ['none']
-  for family in FAMILIES:
-    if asked[0] in family.ARCHITECTURES:
-      try:
-        return family.convert(folder)
-      except UserError:
-        raise
-      except (KeyError, ValueError) as e:
-        raise UserError(
-          f'{folder.path} is a {asked[0]} with what is not known here ({type(e).__name__}: {e}): another release of it?'
-        ) from None
-  known = ', '.join(name for family in FAMILIES for name in family.ARCHITECTURES)
-  raise UserError(
-    f'{folder.file("config.json")} must name an architecture that can be imported ({known}); saw {shown(asked[0])}'
-  )
+  asked = asked[0] if isinstance(asked, list) and asked else asked
+  if not isinstance(asked, str) or asked not in _BY_CLASS:
+    raise UserError(
+      f'{folder.file("config.json")} must name an architecture that can be imported ({", ".join(_BY_CLASS)}); saw '
+      f'{shown(asked)}'
+    )
+  family, keys = _BY_CLASS[asked]
+  config = keys.resolve(folder.file('config.json'), folder.config)
+  keys.check_tokenizer(folder.file('tokenizer_config.json'), folder.json_if_any('tokenizer_config.json'))
+  try:
+    if has_weights:
+      _check_tensors(folder, family.entries(config), config['vocab_size'])
+    imported = family.convert(folder, config)
+  except UserError:
+    raise
+  except (KeyError, ValueError) as e:
+    raise UserError(
+      f'{folder.path} is a {asked} with what is not known here ({type(e).__name__}: {e}): another release of it?'
+    ) from None
+  return imported._replace(unread=keys.unread(folder.config))
+
+
+def _check_tensors(folder: HubFolder, entries: Iterable[Entry], vocab_size: int) -> None:
+  """Refuses a folder without a tensor, or with more or fewer symbols in one, than its configuration asks for.
+
+  Goes before all that takes time or memory by the sizes that a configuration states.
+  """
+  for entry in entries:
+    if entry.theirs not in folder.tensors:
+      raise UserError(f'{folder.path} has no tensor {entry.theirs!r}, which its configuration asks for: fetch it again')
+    shape = folder.tensors[entry.theirs].shape
+    if entry.kind == 'symbols' and vocab_size not in shape:
+      raise UserError(
+        f'{folder.path}: {entry.theirs!r} has shape {list(shape)}, and its configuration asks for '
+        f'vocab_size={vocab_size}: fetch it again'
+      )

@@ -1,7 +1,8 @@
 """Folder of a model as Hugging Face's hub lays it out: config.json, safetensors files, files of the tokeniser.
 
-Weights may also be in files of torch.save, where torch is installed. Nothing in a folder is executed. A tensor is read
-when it is asked for, so a folder may be larger than memory.
+Weights may also be in files of torch.save, where torch is installed. Nothing in a folder is executed. A link in it must
+not lead out of it, but to the blobs/ of the hub's cache that it is in. A tensor is read when it is asked for, so a
+folder may be larger than memory.
 """
 
 import functools
@@ -29,7 +30,11 @@ class TensorInfo(NamedTuple):
 
   file: str
   shape: tuple[int, ...]
-  dtype: str  # safetensors' name: 'F32', 'F16' or 'BF16'
+  dtype: str  # safetensors' name: 'F32', 'I64'
+
+  @property
+  def is_integer(self) -> bool:
+    return self.dtype not in TYPES and self.dtype[0] in 'IUB'
 
 
 class HubFolder:
@@ -43,21 +48,38 @@ class HubFolder:
     self._pickled = functools.cache(self._unpickle)
 
   def file(self, name: str) -> str:
-    return os.path.join(self.path, name)
+    """Path of a file; UserError where a link leads from it to anywhere but the files of this model."""
+    path = os.path.join(self.path, name)
+    if not files.is_inside(path, self.path) and not self._is_in_cache(path):
+      raise UserError(
+        f'{path} must be a file of its own, or a link into blobs/ of the same folder models--*, as in the cache of the '
+        f'hub; it leads to {os.path.realpath(path)}: copy that file'
+      )
+    return path
 
-  def json(self, name: str, kind: json_files.Kind | None = None) -> dict[str, Any]:
-    """Contents of a JSON file of the folder, whose values are of a kind; UserError where it is missing or damaged."""
+  def _is_in_cache(self, path: str) -> bool:
+    """Whether a path leads to models--NAME/blobs, where this folder is models--NAME/snapshots/HASH."""
+    snapshots, _ = os.path.split(os.path.realpath(self.path))
+    model, name = os.path.split(snapshots)
+    is_cache = name == 'snapshots' and os.path.basename(model).startswith('models--')
+    return is_cache and os.path.realpath(path).startswith(os.path.join(model, 'blobs', ''))
+
+  def json(self, name: str, kind: json_files.Kind | None = None, **kinds: json_files.Kind) -> dict[str, Any]:
+    """Contents of a JSON file of the folder; UserError where it is missing or damaged.
+
+    All its values are of a kind, or those of some keys.
+    """
     try:
       # A tokeniser without a limit states one of 101 bits.
-      read = json_files.read(self.file(name), f'the {name} of a model', 'fetch it again', long_integers=True)
+      read = json_files.read(self.file(name), f'the {name} of a model', 'fetch it again', long_integers=True, **kinds)
       if kind and (odd := next((key for key, value in read.items() if not kind.fits(value)), None)):
         raise UserError(f'{self.file(name)}: {odd!r} must be {kind.name}: fetch it again')
       return read
     except FileNotFoundError:
       raise UserError(f'{self.path} has no {name}: fetch the whole folder of the model') from None
 
-  def json_if_any(self, name: str) -> dict[str, Any]:
-    return self.json(name) if self.has(name) else {}
+  def json_if_any(self, name: str, **kinds: json_files.Kind) -> dict[str, Any]:
+    return self.json(name, **kinds) if self.has(name) else {}
 
   def has(self, name: str) -> bool:
     return os.path.exists(self.file(name))
@@ -79,7 +101,8 @@ class HubFolder:
     for name in self._files():
       if name.endswith('.bin'):
         for tensor, array in self._pickled(name).items():
-          found[tensor] = TensorInfo(name, array.shape, _NAMES.get(array.dtype, str(array.dtype)))
+          dtype = f'{array.dtype.kind.upper()}{8 * array.dtype.itemsize}'
+          found[tensor] = TensorInfo(name, array.shape, _NAMES.get(array.dtype, dtype))
         continue
       try:
         with safetensors.safe_open(self.file(name), 'np') as opened:
@@ -88,8 +111,6 @@ class HubFolder:
             found[tensor] = TensorInfo(name, tuple(part.get_shape()), part.get_dtype())
       except (safetensors.SafetensorError, OSError) as e:
         raise self._damaged(name, e) from None
-    if odd := next((name for name, info in found.items() if info.dtype not in TYPES), None):
-      raise UserError(f'{odd!r} of {self.path} has type {found[odd].dtype}: types are {", ".join(TYPES)}; convert it')
     return found
 
   def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
@@ -118,13 +139,13 @@ class HubFolder:
     raise UserError(f'{self.path} has neither {WHOLE} nor {INDEX}: fetch the whole folder of the model')
 
   def _weight_map(self, index: str) -> Mapping[str, str]:
-    weight_map = self.json(index).get('weight_map')
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    weight_map, texts = self.json(index).get('weight_map'), json_files.by_name(json_files.TEXT)
+    if not json_files.PLAIN_OBJECT.fits(weight_map) or not texts.fits(weight_map):
       raise UserError(f'{self.file(index)} must have a weight_map, tensor -> file; saw {json.dumps(weight_map)[:60]}')
     return weight_map
 
   def _inside(self, name: str, index: str) -> str:
-    if os.path.basename(name) != name or not files.is_inside(self.file(name), self.path):
+    if os.path.basename(name) != name or name in ('', '.', '..'):
       raise UserError(f'{self.file(index)} must name files of its own folder; saw {name!r}: fetch the model again')
     if not os.path.isfile(self.file(name)):
       raise UserError(f'{self.file(index)} names {name}, which is not there: fetch the whole folder of the model')

@@ -3,11 +3,31 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lingvo_moe.core.json_files import optional
 from lingvo_moe.interop import vocabulary
+from lingvo_moe.interop.config_keys import ACTIVATIONS, FLAG, LAYERS, NUMBER, SHARE, SIZE, TOKEN, Keys, of, one_of
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, theirs_of
+from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, their_activation, theirs_of
 
-ARCHITECTURES = ('MixtralForCausalLM',)
+CLASSES = {
+  'MixtralForCausalLM': Keys(
+    'mixtral',
+    ('LlamaTokenizer',),
+    of(SIZE, vocab_size=32_000, hidden_size=4096, intermediate_size=14_336, num_attention_heads=32)
+    | of(SIZE, num_experts_per_tok=2, num_local_experts=8)
+    | of(LAYERS, num_hidden_layers=32)
+    | of(optional(SIZE), num_key_value_heads=8, head_dim=None)
+    | of(one_of(*(name for name, (_, gated) in ACTIVATIONS.items() if gated)), hidden_act='silu')
+    | of(NUMBER, rms_norm_eps=1e-5, rope_theta=1e6, router_aux_loss_coef=0.001)
+    | of(FLAG, tie_word_embeddings=False)
+    | of(SHARE, attention_dropout=0.0)
+    | of(TOKEN, eos_token_id=2),
+    # rope_parameters is that of later releases of the class.
+    only={'is_encoder_decoder': False, 'rope_scaling': None, 'rope_parameters': None, 'partial_rotary_factor': 1.0},
+    inert='max_position_embeddings initializer_range router_jitter_noise output_router_logits pad_token_id '
+    'decoder_start_token_id',
+  )
+}
 _TOKENISER = ('tokenizer.model',)
 
 _NAMES = {
@@ -20,30 +40,37 @@ _NAMES = {
   'tie_word_embeddings': 'tied_output',
   'num_local_experts': 'num_experts',
   'num_experts_per_tok': 'choices',
+  'attention_dropout': 'attention_dropout',
 }
 
 
-def convert(folder: HubFolder) -> Imported:
+def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   (path,) = folder.need(*_TOKENISER)
-  base, size = vocabulary.read(path), folder.config['vocab_size']
-  pieces = [piece.piece for piece in base.pieces] + [''] * (size - len(base.pieces))
+  vocabulary.settings(folder)
+  base, size = vocabulary.read(path), config['vocab_size']
+  pieces = [*vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())]
+  pieces += [''] * (size - len(pieces))
   pad = pieces.index('<pad>') if '<pad>' in pieces else -1
   symbols = Symbols((pad, *map(pieces.index, ('<s>', '</s>', '<unk>'))), size)
   return Imported(
     model='lm.mixtral.Mixtral8x7B',
-    values=values(folder.config),
-    entries=list(entries(folder.config)),
+    values=values(config),
+    entries=list(entries(config)),
     symbols=symbols,
     vocabularies={'vocab': vocabulary.reordered(base, [pieces[i] for i in symbols.theirs], {})},
     tokeniser=_TOKENISER,
+    unused=[
+      'model.layers.*.self_attn.rotary_emb.inv_freq',
+      *(['lm_head.weight'] if config['tie_word_embeddings'] else []),
+    ],
   )
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
   heads, choices = config['num_attention_heads'], config['num_experts_per_tok']
   return ours_of(config, _NAMES) | dict(
-    num_kv_heads=config['num_key_value_heads'] % heads,
-    head_dim=config.get('head_dim') or config['hidden_size'] // heads,
+    num_kv_heads=(config['num_key_value_heads'] or heads) % heads,
+    head_dim=config['head_dim'] or config['hidden_size'] // heads,
     embedding_scale=1.0,
     scan_layers=False,
     remat='none',
@@ -51,7 +78,7 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     dispatch='auto',
     moe_every=1,
     gate='top_k',
-    expert='swiglu',
+    expert=ACTIVATIONS[config['hidden_act']][1],
     # Theirs is of all layers together, and `choices` where all experts have an equal share; here the sum of layers, 1.
     aux_loss_weight=config['router_aux_loss_coef'] * choices / config['num_hidden_layers'],
   )
@@ -60,10 +87,11 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
 def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
   """Files of a folder without weights, by a configuration and a vocabulary here: the inverse of `convert`."""
   config = theirs_of(ours, _NAMES) | dict(
-    architectures=[*ARCHITECTURES],
+    architectures=[*CLASSES],
     model_type='mixtral',
     num_key_value_heads=ours.num_kv_heads or ours.num_heads,
     head_dim=ours.head_dim,
+    hidden_act=their_activation(ours.expert)[1],
     max_position_embeddings=ours.window,
     router_aux_loss_coef=ours.aux_loss_weight * ours.num_layers / ours.choices,
   )

@@ -3,14 +3,81 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lingvo_moe.interop import vocabulary
+from lingvo_moe.core.json_files import optional
+from lingvo_moe.interop import sparse_layers, vocabulary
+from lingvo_moe.interop.config_keys import (
+  ACTIVATIONS,
+  FLAG,
+  LAYERS,
+  NUMBER,
+  SHARE,
+  SIZE,
+  TOKEN,
+  Keys,
+  of,
+  one_of,
+  whole,
+)
 from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, theirs_of
+from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, their_activation, theirs_of
 
-ARCHITECTURES = tuple(f'{name}ForConditionalGeneration' for name in ('T5', 'MT5', 'SwitchTransformers'))
 _TOKENISER = ('spiece.model',)
 _SENTINELS = 100  # of T5's tokeniser, where its configuration does not say how many
-_ACTIVATIONS = {'relu': 'relu', 'gated-gelu': 'geglu', 'gelu_new': 'gelu', 'gated-silu': 'swiglu'}
+_PROJECTIONS = [f'{gated}{name}' for gated in ('', 'gated-') for name in (*ACTIVATIONS, 'gelu')]
+_HONOURED = (
+  of(SIZE, vocab_size=32_128, d_model=512, d_kv=64, d_ff=2048, num_heads=8)
+  | of(SIZE, relative_attention_num_buckets=32, relative_attention_max_distance=128)
+  | of(LAYERS, num_layers=6)
+  | of(optional(LAYERS), num_decoder_layers=None)
+  | of(SHARE, dropout_rate=0.1)
+  | of(NUMBER, layer_norm_epsilon=1e-6)
+  | of(FLAG, tie_word_embeddings=True)
+  | of(TOKEN, decoder_start_token_id=None, pad_token_id=0, eos_token_id=1)
+)
+_DENSE = (
+  of(one_of(*_PROJECTIONS), feed_forward_proj='relu')
+  # The class derives these two, unless a folder has them.
+  | of(optional(one_of(*ACTIVATIONS)), dense_act_fn=None)
+  | of(optional(FLAG), is_gated_act=None)
+)
+_ONLY, _INERT = {'is_encoder_decoder': True}, 'initializer_factor classifier_dropout'
+_ALIASES = {'hidden_size': 'd_model', 'num_attention_heads': 'num_heads', 'num_hidden_layers': 'num_layers'}
+_T5 = Keys('t5', ('T5Tokenizer',), _HONOURED | _DENSE, _ONLY, _INERT, _ALIASES | {'head_dim': 'd_kv'})
+_MT5 = Keys(
+  'mt5',
+  ('T5Tokenizer', 'MT5Tokenizer'),
+  _T5.honoured
+  | of(SIZE, vocab_size=250_112, d_ff=1024, num_heads=6)
+  | of(LAYERS, num_layers=8)
+  | of(one_of(*_PROJECTIONS), feed_forward_proj='gated-gelu')
+  | of(FLAG, tie_word_embeddings=False)
+  | of(TOKEN, decoder_start_token_id=0),
+  _ONLY,
+  _INERT,
+  _T5.aliases,
+)
+_SWITCH = Keys(
+  'switch_transformers',
+  ('T5Tokenizer',),
+  _HONOURED
+  | of(SIZE, d_model=768, num_heads=12, num_experts=8)
+  | of(LAYERS, num_layers=12)
+  | of(optional(LAYERS), num_decoder_layers=12)
+  | of(one_of(*ACTIVATIONS), dense_act_fn='relu')
+  | of(TOKEN, num_sparse_encoder_layers=3, num_sparse_decoder_layers=3)
+  | of(optional(TOKEN), encoder_sparse_step=None, decoder_sparse_step=None)  # derived by the class, as those above
+  | of(whole(64), expert_capacity=64)  # so many tokens of a text find room there, and all do here
+  | of(NUMBER, router_aux_loss_coef=0.001, router_z_loss_coef=0.001),
+  _ONLY | {'router_bias': False, 'router_dtype': 'float32', 'is_gated_act': False},
+  'initializer_factor router_jitter_noise router_ignore_padding_tokens add_router_probs',
+  _ALIASES,
+)
+CLASSES = {
+  'T5ForConditionalGeneration': _T5,
+  'T5WithLMHeadModel': _T5,
+  'MT5ForConditionalGeneration': _MT5,
+  'SwitchTransformersForConditionalGeneration': _SWITCH,
+}
 
 _NAMES = {
   'd_model': 'model_dim',
@@ -18,7 +85,6 @@ _NAMES = {
   'd_kv': 'head_dim',
   'num_heads': 'num_heads',
   'num_layers': 'encoder_layers',
-  'num_decoder_layers': 'decoder_layers',
   'layer_norm_epsilon': 'norm_epsilon',
   'relative_attention_num_buckets': 'relative_buckets',
   'relative_attention_max_distance': 'relative_distance',
@@ -26,33 +92,43 @@ _NAMES = {
 }
 
 
-def convert(folder: HubFolder) -> Imported:
+def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   """The folder's model as a run here: text to text, as one language to another."""
   (path,) = folder.need(*_TOKENISER)
   base = vocabulary.read(path)
   pieces = [piece.piece for piece in base.pieces]
-  sentinels = folder.json_if_any('tokenizer_config.json').get('extra_ids', _SENTINELS)
+  sentinels = vocabulary.settings(folder).get('extra_ids')
+  sentinels = _SENTINELS if sentinels is None else sentinels
   pieces += [f'<extra_id_{i}>' for i in reversed(range(sentinels if '▁<extra_id_0>' not in pieces else 0))]
-  pieces += [''] * (folder.config['vocab_size'] - len(pieces))
-  special = (*vocabulary.pad_and_begin(folder.config), pieces.index('</s>'), pieces.index('<unk>'))
-  symbols = Symbols(special, folder.config['vocab_size'])
+  ids = vocabulary.ids({piece: i for i, piece in enumerate(pieces)}, config, begin=('<pad>', '<s>'))
+  pieces += [''] * (config['vocab_size'] - len(pieces))
+  symbols = Symbols((*vocabulary.pad_and_begin(config), ids['</s>'], ids['<unk>']), config['vocab_size'])
   names = [pieces[i] for i in symbols.theirs]
   model = vocabulary.reordered(base, names, {}, [name for name in names if name.startswith('<extra_id_')])
   return Imported(
     model='mt.t5.Base',
-    values={**values(folder.config), 'tag_target': False},
-    entries=list(entries(folder.config)),
+    values={**values(config), 'tag_target': False},
+    entries=list(entries(config)),
     symbols=symbols,
     vocabularies={'source_vocab': model, 'target_vocab': model},
     tokeniser=_TOKENISER,
-    computed=('embed_tokens.weight', *(['lm_head.weight'] if folder.config.get('tie_word_embeddings', True) else [])),
+    unused=[
+      'encoder.embed_tokens.weight',
+      'decoder.embed_tokens.weight',
+      'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',
+      *(['lm_head.weight'] if config['tie_word_embeddings'] else []),
+    ],
   )
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
-  activation = _ACTIVATIONS[_projection(config)]
-  tied = config.get('tie_word_embeddings', True)
+  gated, name = _activation(config)
+  activation, tied = ACTIVATIONS.get(name, (None, None))[gated], config['tie_word_embeddings']
+  if not activation:
+    raise ValueError(f'feed-forward layers with {"a gated " if gated else ""}{name}')
+  layers = _layers(config)
   common = ours_of(config, _NAMES) | dict(
+    decoder_layers=layers['decoder'],
     norm='rms',
     bias=False,
     activation=activation,
@@ -67,56 +143,59 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     ffn_dropout=config['dropout_rate'],
     shared_vocab=True,
   )
-  if 'num_experts' not in config:
+  sparse = _sparse(config)
+  if not any(sparse.values()):
     return common | {'num_experts': 0}
-  if config['encoder_sparse_step'] > 2:
-    raise ValueError(f'encoder_sparse_step={config["encoder_sparse_step"]}, whose layers are others than here')
-  sparse = config['num_sparse_encoder_layers']  # there, losses are means of the layers of a stack, here their sums
+  count = max(map(len, sparse.values()))  # there, losses are means of the layers of a stack, here their sums
   return common | dict(
     num_experts=config['num_experts'],
-    moe_every=config['encoder_sparse_step'],
+    **sparse_layers.fields(sparse, layers),
     gate='switch',
     expert=activation,
-    aux_loss_weight=config['router_aux_loss_coef'] / sparse,
-    router_z_loss_weight=config['router_z_loss_coef'] / sparse,
+    aux_loss_weight=config['router_aux_loss_coef'] / count,
+    router_z_loss_weight=config['router_z_loss_coef'] / count,
   )
 
 
 def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
   """Files of a folder without weights, by a configuration and a vocabulary here: the inverse of `convert`."""
+  gated, name = their_activation(ours.activation)
   config = theirs_of(ours, _NAMES) | dict(
-    architectures=[ARCHITECTURES[2 if ours.num_experts else 0]],
+    architectures=['SwitchTransformersForConditionalGeneration' if ours.num_experts else 'T5ForConditionalGeneration'],
     model_type='switch_transformers' if ours.num_experts else 't5',
-    feed_forward_proj={kind: name for name, kind in _ACTIVATIONS.items()}.get(ours.activation, 'relu'),
+    num_decoder_layers=ours.decoder_layers,
+    dense_act_fn=name,
+    is_gated_act=gated,
     tie_word_embeddings=ours.tied_output,
   )
   if ours.num_experts:
-    stacks, sparse = ('encoder', 'decoder'), ours.encoder_layers // max(ours.moe_every, 1)
-    config |= {f'num_sparse_{stack}_layers': sparse for stack in stacks}
-    config |= {f'{stack}_sparse_step': ours.moe_every for stack in stacks}
-    config |= {'num_experts': ours.num_experts, 'expert_capacity': ours.max_length}
+    sparse = ours.encoder_layers // max(ours.moe_every, 1)
+    config |= {f'num_sparse_{stack}_layers': sparse for stack in sparse_layers.STACKS} | sparse_layers.steps(ours)
+    config |= {'num_experts': ours.num_experts, 'expert_capacity': max(64, ours.max_length)}
     config |= {'router_aux_loss_coef': ours.aux_loss_weight * sparse}
     config |= {'router_z_loss_coef': ours.router_z_loss_weight * sparse}
+  else:
+    config['feed_forward_proj'] = f'gated-{name}' if gated else name
   tokeniser = {'tokenizer_class': 'T5Tokenizer', 'extra_ids': 0, 'legacy': False}
   return {'config.json': config, 'tokenizer_config.json': tokeniser, 'spiece.model': models['source_vocab']}
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
   yield Entry('shared.weight', 'target_embedding/table', 'symbols')
-  if not config.get('tie_word_embeddings', True):
+  if not config['tie_word_embeddings']:
     yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')
-  for stack, count in (('encoder', config['num_layers']), ('decoder', config['num_decoder_layers'])):
-    every = config.get(f'{stack}_sparse_step')
+  sparse, dense = _sparse(config), 'mlp' if 'num_experts' in config else 'DenseReluDense'
+  for stack, count in _layers(config).items():
     bias = f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
     yield Entry(bias, f'{stack}/relative')
     for i in range(count):
       theirs, ours = f'{stack}.block.{i}.layer', f'{stack}/layer_{i:02d}'
       blocks = {'attention': 'SelfAttention'} | ({'cross_attention': 'EncDecAttention'} if stack == 'decoder' else {})
-      for number, (own, name) in enumerate(blocks.items()):
+      for place, (own, name) in enumerate(blocks.items()):
         for part in 'qkvo':
-          yield from linear(f'{theirs}.{number}.{name}.{part}', f'{ours}/{own}', f'w{part}')
-        yield from norm(f'{theirs}.{number}.layer_norm', f'{ours}/{own}/norm', bias=False)
-      last, is_moe = f'{theirs}.{len(blocks)}', every == 1 or (bool(every) and i % every == 1)
+          yield from linear(f'{theirs}.{place}.{name}.{part}', f'{ours}/{own}', f'w{part}')
+        yield from norm(f'{theirs}.{place}.layer_norm', f'{ours}/{own}/norm', bias=False)
+      last, is_moe = f'{theirs}.{len(blocks)}', i in sparse[stack]
       ffn = 'moe' if is_moe else 'ffn'
       yield from norm(f'{last}.layer_norm', f'{ours}/{ffn}/norm', bias=False)
       if is_moe:
@@ -124,15 +203,36 @@ def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
         for e in range(config['num_experts']):
           yield from _feed_forward(config, f'{last}.mlp.experts.expert_{e}', f'{ours}/moe', e)
       else:
-        yield from _feed_forward(config, f'{last}.{"mlp" if every else "DenseReluDense"}', f'{ours}/ffn')
+        yield from _feed_forward(config, f'{last}.{dense}', f'{ours}/ffn')
     yield from norm(f'{stack}.final_layer_norm', f'{stack}/norm', bias=False)
 
 
 def _feed_forward(config, theirs: str, ours: str, expert: int | None = None) -> Iterator[Entry]:
-  gated = _projection(config).startswith('gated')
+  gated, _ = _activation(config)
   for name, weight in {'wi_0': 'wg', 'wi_1': 'wi', 'wo': 'wo'}.items() if gated else (('wi', 'wi'), ('wo', 'wo')):
     yield from linear(f'{theirs}.{name}', ours, weight, expert=expert)
 
 
-def _projection(config) -> str:
-  return config.get('feed_forward_proj') or config['dense_act_fn']
+def _activation(config: Mapping[str, Any]) -> tuple[bool, str]:
+  """Whether feed-forward layers are gated, and their activation: as feed_forward_proj says, or a key of its own."""
+  proj = config.get('feed_forward_proj', 'relu')
+  gated, name = config.get('is_gated_act'), config.get('dense_act_fn')
+  derived = 'gelu_new' if proj == 'gated-gelu' else proj.removeprefix('gated-')
+  return proj.startswith('gated-') if gated is None else gated, derived if name is None else name
+
+
+def _layers(config: Mapping[str, Any]) -> dict[str, int]:
+  """Layers by stack."""
+  return {'encoder': config['num_layers'], 'decoder': config['num_decoder_layers'] or config['num_layers']}
+
+
+def _sparse(config: Mapping[str, Any]) -> dict[str, list[int]]:
+  """Layers that have experts, by stack."""
+  found = {}
+  for stack, count in _layers(config).items():
+    step = config.get(f'{stack}_sparse_step')
+    if step is None:
+      step = count // (config.get(f'num_sparse_{stack}_layers') or 1)
+    is_sparse = lambda i, step=step: step == 1 or (step > 0 and i % step == 1)
+    found[stack] = [i for i in range(count) if 'num_experts' in config and is_sparse(i)]
+  return found

@@ -1,6 +1,7 @@
 """Tables of a family: which tensor there is which weight here, and how one becomes the other."""
 
 import dataclasses
+import fnmatch
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.interop.config_keys import ACTIVATIONS
 
 ReadRows = Callable[[slice], np.ndarray]  # rows of a table of symbols, [V] or [V, M]
 
@@ -102,6 +104,14 @@ class Entry:
     return np.ascontiguousarray(weight).reshape(shape)
 
 
+def their_activation(ours: str) -> tuple[bool, str]:
+  """Whether an activation here is gated, and its first name there; LookupError where it has none."""
+  for name, pair in ACTIVATIONS.items():
+    if ours in pair:
+      return pair[1] == ours, name
+  raise LookupError(ours)
+
+
 def ours_of(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
   """Values of fields here by those of config.json, for names there and here."""
   return {ours: config[theirs] for theirs, ours in names.items()}
@@ -135,9 +145,11 @@ class Imported(NamedTuple):
   symbols: Symbols  # order of the symbols
   vocabularies: Mapping[str, bytes]  # contents of SentencePiece models by the field that names one
   tokeniser: Sequence[str]  # files of the folder that belong to its vocabulary
-  # endings of the names of tensors that are computed here, or copies of others: tables of sinusoids
-  computed: Sequence[str] = ()
+  unused: Sequence[str] = ()  # patterns of names of tensors that a folder may hold and the class does not use
+  # tensors that a folder may hold, and the class then reads, though they are computed here: arrays of a shape by name
+  computed: Mapping[str, Callable[[Sequence[int]], np.ndarray]] = {}
+  unread: Sequence[str] = ()  # keys of config.json that the class does not read
 
-  def ignored(self, name: str) -> bool:
-    """Whether a tensor of this name is computed here, or a copy of another."""
-    return name.endswith(tuple(self.computed))
+  def is_unused(self, name: str) -> bool:
+    """Whether the class does not use a tensor of this name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.unused)

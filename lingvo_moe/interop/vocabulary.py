@@ -12,11 +12,29 @@ from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.json_files import OBJECT, TEXT, Kind, by_name, list_of, optional
+from lingvo_moe.interop.config_keys import FLAG, TOKEN, one_of
+from lingvo_moe.interop.hub_folder import HubFolder
 
 _SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
 TAG = re.compile('<2([^>]+)>')  # which chooses a language
 _KINDS = sentencepiece_model_pb2.ModelProto.SentencePiece
 NORMAL = _KINDS.NORMAL
+
+_CONTENT = Kind('an object with content', lambda value: OBJECT.fits(value) and TEXT.fits(value.get('content')))
+_NAMES = optional(list_of(Kind('a string, or an object with one', lambda v: TEXT.fits(v) or _CONTENT.fits(v))))
+_BY_ID = Kind('an object of contents by id', lambda v: by_name(_CONTENT).fits(v) and all(map(str.isdecimal, v)))
+LISTED = {'additional_special_tokens': _NAMES}
+ADDED = optional(list_of(Kind('an object with id and content', lambda v: _CONTENT.fits(v) and TOKEN.fits(v.get('id')))))
+# What is read of tokenizer_config.json, and what would change how text is encoded.
+_SETTINGS = LISTED | {
+  'added_tokens_decoder': optional(_BY_ID),
+  'extra_ids': optional(TOKEN),
+  'legacy_behaviour': optional(FLAG),
+  'language_codes': one_of(None, 'm2m100', 'wmt21'),
+  'separate_vocabs': one_of(None, False),
+  'sp_model_kwargs': one_of(None, {}),
+}
 
 
 def read(path: str) -> sentencepiece_model_pb2.ModelProto:
@@ -28,6 +46,37 @@ def read(path: str) -> sentencepiece_model_pb2.ModelProto:
   if proto is None or not proto.pieces:
     raise UserError(f'{path} is not a SentencePiece model: fetch it again')
   return proto
+
+
+def settings(folder: HubFolder) -> dict[str, Any]:
+  """Contents of tokenizer_config.json, if it is there."""
+  return folder.json_if_any('tokenizer_config.json', **_SETTINGS)
+
+
+def content(token: str | Mapping[str, Any]) -> str:
+  """Text of a symbol, which a tokeniser's file may have as an object."""
+  return token if isinstance(token, str) else token['content']
+
+
+def ids(found: Mapping[str, int], config: Mapping[str, Any], begin: Sequence[str]) -> Mapping[str, int]:
+  """Ids by piece, as they are found in a folder.
+
+  Args:
+    found: the ids.
+    config: has the size of the vocabulary and the ids of special symbols.
+    begin: pieces with which the decoder may begin.
+
+  Raises:
+    ValueError: an id is beyond the vocabulary or that of two pieces, or a special symbol is another piece.
+  """
+  if odd := next((piece for piece, i in found.items() if i >= config['vocab_size']), None):
+    raise ValueError(f'{odd!r} has id {found[odd]}, beyond vocab_size={config["vocab_size"]}')
+  if len({*found.values()}) < len(found):
+    raise ValueError('pieces share an id')
+  for name, known in (('pad', ('<pad>',)), ('decoder_start', begin), ('eos', ('</s>',))):
+    if (i := config.get(key := f'{name}_token_id', -1)) not in (-1, *(found.get(piece) for piece in known)):
+      raise ValueError(f'{key}={i}, which is not {" or ".join(known)}')
+  return found
 
 
 def pieces(model: bytes) -> list[str]:
@@ -49,7 +98,7 @@ def of_fairseq(model: bytes) -> bytes:
 def pad_and_begin(config: Mapping[str, Any]) -> tuple[int, int]:
   """Ids of pad, -1 where the decoder begins with it, and of the symbol with which the decoder begins."""
   begin = config['decoder_start_token_id']
-  return -1 if config.get('pad_token_id', begin) == begin else config['pad_token_id'], begin
+  return -1 if config['pad_token_id'] == begin else config['pad_token_id'], begin
 
 
 def reordered(

@@ -5,6 +5,7 @@ imported.json, and the configuration and the tokeniser's files of the folder in 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ import tensorflow as tf
 
 from lingvo_moe.core import bindings, configuration, errors, files, json_files, log_directory, new_folder
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.interop import families, vocabulary
-from lingvo_moe.interop.hub_folder import HubFolder
+from lingvo_moe.interop import config_keys, families, vocabulary
+from lingvo_moe.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.interop.table import Imported, Symbols
 from lingvo_moe.program import Program
 from lingvo_moe.run import checkpoint
@@ -32,9 +33,15 @@ from lingvo_moe.runtime.slices import Slice
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 _VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}
-_DONE = re.compile(r'_.*|transformers_version|\w+_token_id|max_length|use_cache')  # else of generation_config.json
-_IDS = json_files.optional(json_files.list_of(json_files.INTEGER))
-_WORDS = json_files.optional(json_files.list_of(json_files.list_of(json_files.INTEGER)))
+# Of generation_config.json: what has its place here without a value being read.
+_DONE = re.compile(r'_.*|transformers_version|(pad|bos|sep|forced_eos)_token_id|max_length|use_cache')
+_IDS = json_files.list_of(json_files.INTEGER)
+_GENERATION = {
+  'bad_words_ids': json_files.optional(json_files.list_of(_IDS)),
+  'suppress_tokens': json_files.optional(_IDS),
+  'num_beams': json_files.optional(config_keys.whole(1, 1000)),
+  'length_penalty': json_files.optional(config_keys.number(-math.inf)),
+}
 _SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json')
 
 
@@ -49,6 +56,9 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
   new_folder.check(out, 'an imported model', '--logdir')
   folder, imported, config = read(path, settings)
   shapes = _shapes(folder, imported, config)
+  if unread := ', '.join(imported.unread):
+    print(f'{folder.file("config.json")}: not read here, as by the public class: {unread}', file=sys.stderr)
+  odd = []
   with new_folder.writing(out) as partial:
     run = RunDir(partial)
     os.makedirs(run.vocab_dir)
@@ -58,7 +68,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     config = configuration.resolve(imported.model, (), (), config, **vocabs)
     _ = task_of(config).vocabs  # refuses what does not fit
     run.write_config(imported.model, config)
-    _write_weights(run, itertools.chain(_slices(folder, imported, shapes), _adapters(config.program())))
+    _write_weights(run, itertools.chain(_slices(folder, imported, shapes, odd), _adapters(config.program())))
     os.makedirs(run.file(log_directory.ORIGINAL))
     for name in (*_SETTINGS, *imported.tokeniser):
       if os.path.exists(folder.file(name)):
@@ -67,13 +77,15 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     tensors = {name: [info.dtype, *info.shape] for name, info in folder.tensors.items()}
     files.write(run.file(log_directory.IMPORTED), json_files.dump({**note, 'tensors': tensors}))
     run.finish(0, 'imported')
+  if odd:
+    print(f'{path} has weights that are NaN or infinite, and answers may be too: {listed(odd)}', file=sys.stderr)
   return imported.model, config
 
 
-def read(path: str, settings: Sequence[str] = ()) -> tuple[HubFolder, Imported, TaskConfig]:
+def read(path: str, settings: Sequence[str] = (), has_weights: bool = True) -> tuple[HubFolder, Imported, TaskConfig]:
   """A model's folder, what its family makes of it, and the configuration, without the names of vocabularies."""
   folder = HubFolder(path)
-  imported = families.convert(folder)
+  imported = families.convert(folder, has_weights)
   return folder, imported, _config(folder, imported, settings)
 
 
@@ -82,7 +94,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
   folder, imported, config = read(path)
   shapes = _shapes(folder, imported, config)
   weights = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
-  for part in _slices(folder, imported, shapes):
+  for part in _slices(folder, imported, shapes, []):
     weights[part.name][tuple(slice(i, i + n) for i, n in zip(part.begin, part.value.shape, strict=True))] = part.value
   return weights
 
@@ -121,14 +133,15 @@ def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> T
 def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], list[int]]:
   """Values of generation_config.json by the fields of search, and ids here that it forbids; prints what has no effect.
 
-  Its pad and begin symbol are no part of an answer anyway, an end is forced at the limit of length, and the language of
-  a translation forces its first symbol.
+  Without that file they are those of config.json, as in the public class. Its pad and begin symbol are no part of an
+  answer anyway, an end is forced at the limit of length, and the language of a translation forces its first symbol.
   """
-  path, stated = folder.file('generation_config.json'), folder.json_if_any('generation_config.json')
-  try:
-    json_files.check(stated, bad_words_ids=_WORDS, suppress_tokens=_IDS)
-  except ValueError as e:
-    raise UserError(f'{path} is not one of transformers ({e}): fetch it again') from None
+  name = 'generation_config.json' if folder.has('generation_config.json') else 'config.json'
+  stated, path = folder.json(name, **_GENERATION), folder.file(name)
+  if name == 'config.json':
+    stated = {key: stated[key] for key in config_keys.GENERATION if key in stated}
+  of_config = {key: folder.config.get(key) for key in ('decoder_start_token_id', 'eos_token_id')}
+  stated = {key: value for key, value in stated.items() if value != {**config_keys.GENERATION, **of_config}.get(key)}
   search = {'length_norm_alpha': stated.pop('length_penalty', 1.0), 'length_norm_k': 0.0}
   if beams := stated.pop('num_beams', 0):
     search['beam_size'] = beams
@@ -143,14 +156,19 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
 
 
 def _check_tensors(folder: HubFolder, imported: Imported, specs: Mapping[str, WeightSpec]) -> None:
-  """Refuses a tensor that is missing, left over, or of another shape than the configuration says."""
+  """Refuses a tensor that is left over, or of another type, shape or contents than the configuration says.
+
+  Integers that are no weights, such as a version, are passed over.
+  """
   used = {entry.theirs: entry for entry in imported.entries}
-  missing = next((name for name in used if name not in folder.tensors), None)
-  if missing:
-    raise UserError(f'{folder.path} has no tensor {missing!r}, which its configuration asks for: fetch it again')
-  left = next((name for name in folder.tensors if name not in used and not imported.ignored(name)), None)
-  if left:
-    raise UserError(f'{folder.path} has a tensor {left!r} that is not known here: is it of another release?')
+  for name, info in folder.tensors.items():
+    known = name in used or name in imported.computed
+    if known and info.dtype not in TYPES:
+      raise UserError(f'{name!r} of {folder.path} has type {info.dtype}: types are {", ".join(TYPES)}; convert it')
+    if not known and not info.is_integer and not imported.is_unused(name):
+      raise UserError(f'{folder.path} has a tensor {name!r} that is not known here: is it of another release?')
+    if name in imported.computed:
+      _check_computed(folder, name, imported.computed[name])
   for name, entry in used.items():
     if not entry.ours:
       continue
@@ -160,6 +178,13 @@ def _check_tensors(folder: HubFolder, imported: Imported, specs: Mapping[str, We
       raise UserError(
         f'{folder.path}: {name!r} has shape {list(theirs)}, and its configuration asks for {needed}: fetch it again'
       )
+
+
+def _check_computed(folder: HubFolder, name: str, compute: Callable[[Sequence[int]], np.ndarray]) -> None:
+  """Refuses a tensor that the class reads and that is computed here, where it has other values."""
+  stated = folder.read(name).astype(np.float32)
+  if stated.ndim != 2 or not np.allclose(stated, compute(stated.shape), atol=0.01):  # of float16 and bfloat16 too
+    raise UserError(f'{folder.path}: {name!r} must have the values that are computed here; saw others: fetch it again')
 
 
 def _write_weights(run: RunDir, weights: Iterator[Slice]) -> None:
@@ -176,13 +201,17 @@ def _adapters(program: Program) -> Iterator[Slice]:
   return checkpoint.slices_by_layer(Slice(n, tuple(a.shape), (0,) * a.ndim, a.numpy()) for n, a in initial.items())
 
 
-def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:
-  """The weights, a tensor at a time; a large table of symbols in parts."""
+def _slices(folder: HubFolder, imported: Imported, shapes, odd: list[str]) -> Iterator[Slice]:
+  """The weights, a tensor at a time; a large table of symbols in parts.
+
+  Names of tensors that are not finite are added to `odd`.
+  """
   for entry in imported.entries:
+    read = functools.partial(_read, folder, entry.theirs, odd)
     if not entry.ours:
+      read()
       continue
     shape = shapes[entry.ours]
-    read = lambda rows=slice(None), name=entry.theirs: folder.read(name, rows).astype(np.float32, copy=False)
     if entry.kind == 'symbols' and 4 * math.prod(shape) > checkpoint.PART_BYTES:
       for rows, *rest in checkpoint.blocks(shape, checkpoint.PART_BYTES // 4):
         yield Slice(entry.ours, shape, (rows.start, *(0 for _ in rest)), imported.symbols.inwards(read, rows))
@@ -191,3 +220,11 @@ def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:
     else:
       weight = entry.inwards(read(), shape[1:], imported.symbols)[np.newaxis]
       yield Slice(entry.ours, shape, (entry.expert, *(0,) * (len(shape) - 1)), weight)
+
+
+def _read(folder: HubFolder, name: str, odd: list[str], rows: slice = slice(None)) -> np.ndarray:
+  """Rows of a tensor; its name is added to `odd` where they are not finite."""
+  tensor = folder.read(name, rows).astype(np.float32, copy=False)
+  if name not in odd and not np.isfinite(tensor).all():
+    odd.append(name)
+  return tensor

@@ -57,7 +57,7 @@ class EncoderDecoderConfig(TransformerConfig):
       encoder=stack('encoder', self.encoder_layers, False),
       decoder=stack('decoder', self.decoder_layers, True),
       source_embedding=source,
-      target_embedding=target,
+      target_embedding=target if self.tied_output else dataclasses.replace(target, logit_bias=False),
       output_embedding=None if self.tied_output else target,
       sinusoidal=self.positions == 'sinusoidal',
       sinusoids=Sinusoids(self.position_offset, self.position_endpoint),

@@ -1,0 +1,30 @@
+"""Layers that have experts: as a public configuration says by stack, and as the fields here say of both stacks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+STACKS = ('encoder', 'decoder')
+
+
+def fields(sparse: Mapping[str, Sequence[int]], layers: Mapping[str, int]) -> dict[str, Any]:
+  """Values of the fields that say which layers have experts.
+
+  Args:
+    sparse: numbers of these layers, by stack.
+    layers: number of all layers, by stack.
+
+  Raises:
+    ValueError: they are not every n-th layer, with the same n in both stacks, as here.
+  """
+  stacks = [stack for stack in STACKS if sparse[stack]]
+  every = min((sparse[stack][0] for stack in stacks), default=0) + 1
+  for stack in stacks:
+    if [*sparse[stack]] != [*range(every - 1, layers[stack], every)]:
+      raise ValueError(f'experts in layers {[*sparse[stack]]} of the {stack}, and here in every n-th of both stacks')
+  found = {'moe_every': every, 'experts_in': 'both' if len(stacks) != 1 else stacks[0]}
+  return found if stacks else {'num_experts': 0}
+
+
+def steps(ours: Any) -> dict[str, int]:
+  """Values of config.json that say which layers have experts, by a configuration here."""
+  return {f'{stack}_sparse_step': ours.moe_every * (ours.experts_in in ('both', stack)) for stack in STACKS}
