@@ -1,7 +1,8 @@
 """Atomic creation of a folder, also in place of an existing one, and if the command is killed.
 
-It is written beside its place, as `.partial_<name>`, which the command locks, and renamed at the end. What a killed
-command left under that name is removed by the next command that writes the folder.
+It is written beside its place, as `.partial_<name>`, which the command locks, and renamed at the end, when all of it is
+on the disk: after a power cut too, its name has all of it, or what was there before. What a killed command left under
+the hidden name is removed by the next command that writes the folder.
 """
 
 import contextlib
@@ -52,12 +53,33 @@ def writing(path: str, replace: bool = False) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):
           os.remove(os.path.join(partial, name))
       yield partial
+      _sync(partial)
       if replace and os.path.isdir(path):
         _exchange(partial, path, replaced)
       else:
         os.rename(partial, path)
+      _sync_one(parent)
     except OSError as e:
       raise UserError(f'{path} could not be written ({e.strerror or e}): choose another place') from None
+
+
+def _sync(folder: str) -> None:
+  """Writes a folder and all in it to the disk, so that after a power cut its new name has it whole."""
+  for path, _, names in os.walk(folder):
+    for name in (*names, ''):
+      if not os.path.islink(os.path.join(path, name)):
+        _sync_one(os.path.join(path, name))
+
+
+def _sync_one(path: str) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  except OSError as e:
+    if e.errno != errno.EINVAL:  # of a folder, where the file system has none
+      raise
+  finally:
+    os.close(descriptor)
 
 
 def _exchange(partial: str, path: str, replaced: str) -> None:

@@ -24,15 +24,15 @@ GENERATION = {
 # Of PretrainedConfig: how results are returned, types of weights in memory, other tasks, and where a model came from.
 _INERT = (
   'name_or_path _name_or_path _commit_hash architectures transformers_version dtype torch_dtype use_bfloat16 use_cache '
-  'output_hidden_states output_attentions return_dict torchscript chunk_size_feed_forward gradient_checkpointing '
+  'output_hidden_states output_attentions return_dict chunk_size_feed_forward gradient_checkpointing '
   'attn_implementation _attn_implementation tf_legacy_loss finetuning_task id2label label2id num_labels problem_type '
   'task_specific_params prefix bos_token_id sep_token_id'
 ).split()
 # Of PretrainedConfig and of its cache: each makes another graph, or other weights.
 _ONLY = {
   'is_decoder': False, 'add_cross_attention': False, 'cross_attention_hidden_size': None, 'tie_encoder_decoder': False,
-  'pruned_heads': {}, 'quantization_config': None, 'sliding_window': None, 'attention_chunk_size': None,
-  'layer_types': None, 'num_kv_shared_layers': None,
+  'torchscript': False, 'pruned_heads': {}, 'quantization_config': None, 'sliding_window': None, 'layer_types': None,
+  'attention_chunk_size': None, 'num_kv_shared_layers': None,
 }  # fmt: skip
 
 # Activations by their names there: ours, and ours of a gated layer. GELU here is the one with a tanh.
@@ -66,7 +66,7 @@ def one_of(*values: Any) -> Kind:
   return Kind(' or '.join(map(repr, values)), fits)
 
 
-SIZE, LAYERS, TOKEN, NUMBER, SHARE = whole(), whole(1, 10_000), whole(0), number(), number(below=1)
+SIZE, TOKEN, NUMBER, SHARE = whole(), whole(0), number(), number(below=1)
 
 
 class Key(NamedTuple):

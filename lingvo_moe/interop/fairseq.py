@@ -3,15 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from lingvo_moe.interop.config_keys import ACTIVATIONS, FLAG, LAYERS, SHARE, SIZE, TOKEN, of, one_of, whole
+from lingvo_moe.interop.config_keys import ACTIVATIONS, FLAG, SHARE, SIZE, TOKEN, of, one_of, whole
 from lingvo_moe.interop.table import Entry, linear, norm, ours_of, their_activation, theirs_of
 
 # Keys that are honoured alike; sinusoids of an odd d_model have another form in each class.
 HONOURED = (
   of(SIZE, vocab_size=128_112, encoder_ffn_dim=4096, decoder_ffn_dim=4096)
-  | of(SIZE, encoder_attention_heads=16, decoder_attention_heads=16)
+  | of(SIZE, encoder_attention_heads=16, decoder_attention_heads=16, encoder_layers=12, decoder_layers=12)
   | of(whole(2, step=2), d_model=1024)
-  | of(LAYERS, encoder_layers=12, decoder_layers=12)
   | of(one_of(*ACTIVATIONS), activation_function='relu')
   | of(FLAG, scale_embedding=True)
   | of(SHARE, dropout=0.1, attention_dropout=0.1, activation_dropout=0.0)

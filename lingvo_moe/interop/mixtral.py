@@ -5,7 +5,7 @@ from typing import Any
 
 from lingvo_moe.core.json_files import optional
 from lingvo_moe.interop import vocabulary
-from lingvo_moe.interop.config_keys import ACTIVATIONS, FLAG, LAYERS, NUMBER, SHARE, SIZE, TOKEN, Keys, of, one_of
+from lingvo_moe.interop.config_keys import ACTIVATIONS, FLAG, NUMBER, SHARE, SIZE, TOKEN, Keys, of, one_of
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, their_activation, theirs_of
 
@@ -14,8 +14,7 @@ CLASSES = {
     'mixtral',
     ('LlamaTokenizer',),
     of(SIZE, vocab_size=32_000, hidden_size=4096, intermediate_size=14_336, num_attention_heads=32)
-    | of(SIZE, num_experts_per_tok=2, num_local_experts=8)
-    | of(LAYERS, num_hidden_layers=32)
+    | of(SIZE, num_experts_per_tok=2, num_local_experts=8, num_hidden_layers=32)
     | of(optional(SIZE), num_key_value_heads=8, head_dim=None)
     | of(one_of(*(name for name, (_, gated) in ACTIVATIONS.items() if gated)), hidden_act='silu')
     | of(NUMBER, rms_norm_eps=1e-5, rope_theta=1e6, router_aux_loss_coef=0.001)

@@ -18,9 +18,9 @@ def fields(sparse: Mapping[str, Sequence[int]], layers: Mapping[str, int]) -> di
   """
   stacks = [stack for stack in STACKS if sparse[stack]]
   every = min((sparse[stack][0] for stack in stacks), default=0) + 1
-  for stack in stacks:
-    if [*sparse[stack]] != [*range(every - 1, layers[stack], every)]:
-      raise ValueError(f'experts in layers {[*sparse[stack]]} of the {stack}, and here in every n-th of both stacks')
+  if any([*sparse[stack]] != [*range(every - 1, layers[stack], every)] for stack in stacks):
+    seen = ', '.join(f'{[*sparse[stack]]} of the {stack}' for stack in stacks)
+    raise ValueError(f'experts in layers {seen}, and here they are in every n-th layer of one stack or both')
   found = {'moe_every': every, 'experts_in': 'both' if len(stacks) != 1 else stacks[0]}
   return found if stacks else {'num_experts': 0}
 

@@ -5,19 +5,7 @@ from typing import Any
 
 from lingvo_moe.core.json_files import optional
 from lingvo_moe.interop import sparse_layers, vocabulary
-from lingvo_moe.interop.config_keys import (
-  ACTIVATIONS,
-  FLAG,
-  LAYERS,
-  NUMBER,
-  SHARE,
-  SIZE,
-  TOKEN,
-  Keys,
-  of,
-  one_of,
-  whole,
-)
+from lingvo_moe.interop.config_keys import ACTIVATIONS, FLAG, NUMBER, SHARE, SIZE, TOKEN, Keys, of, one_of, whole
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm, ours_of, their_activation, theirs_of
 
@@ -25,17 +13,16 @@ _TOKENISER = ('spiece.model',)
 _SENTINELS = 100  # of T5's tokeniser, where its configuration does not say how many
 _PROJECTIONS = [f'{gated}{name}' for gated in ('', 'gated-') for name in (*ACTIVATIONS, 'gelu')]
 _HONOURED = (
-  of(SIZE, vocab_size=32_128, d_model=512, d_kv=64, d_ff=2048, num_heads=8)
+  of(SIZE, vocab_size=32_128, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=6)
   | of(SIZE, relative_attention_num_buckets=32, relative_attention_max_distance=128)
-  | of(LAYERS, num_layers=6)
-  | of(optional(LAYERS), num_decoder_layers=None)
+  | of(optional(SIZE), num_decoder_layers=None)
   | of(SHARE, dropout_rate=0.1)
   | of(NUMBER, layer_norm_epsilon=1e-6)
-  | of(FLAG, tie_word_embeddings=True)
   | of(TOKEN, decoder_start_token_id=None, pad_token_id=0, eos_token_id=1)
 )
 _DENSE = (
-  of(one_of(*_PROJECTIONS), feed_forward_proj='relu')
+  of(FLAG, tie_word_embeddings=True)
+  | of(one_of(*_PROJECTIONS), feed_forward_proj='relu')
   # The class derives these two, unless a folder has them.
   | of(optional(one_of(*ACTIVATIONS)), dense_act_fn=None)
   | of(optional(FLAG), is_gated_act=None)
@@ -47,8 +34,7 @@ _MT5 = Keys(
   'mt5',
   ('T5Tokenizer', 'MT5Tokenizer'),
   _T5.honoured
-  | of(SIZE, vocab_size=250_112, d_ff=1024, num_heads=6)
-  | of(LAYERS, num_layers=8)
+  | of(SIZE, vocab_size=250_112, d_ff=1024, num_heads=6, num_layers=8)
   | of(one_of(*_PROJECTIONS), feed_forward_proj='gated-gelu')
   | of(FLAG, tie_word_embeddings=False)
   | of(TOKEN, decoder_start_token_id=0),
@@ -60,15 +46,15 @@ _SWITCH = Keys(
   'switch_transformers',
   ('T5Tokenizer',),
   _HONOURED
-  | of(SIZE, d_model=768, num_heads=12, num_experts=8)
-  | of(LAYERS, num_layers=12)
-  | of(optional(LAYERS), num_decoder_layers=12)
+  | of(SIZE, d_model=768, num_heads=12, num_layers=12, num_experts=8)
+  | of(optional(SIZE), num_decoder_layers=12)
   | of(one_of(*ACTIVATIONS), dense_act_fn='relu')
   | of(TOKEN, num_sparse_encoder_layers=3, num_sparse_decoder_layers=3)
   | of(optional(TOKEN), encoder_sparse_step=None, decoder_sparse_step=None)  # derived by the class, as those above
   | of(whole(64), expert_capacity=64)  # so many tokens of a text find room there, and all do here
   | of(NUMBER, router_aux_loss_coef=0.001, router_z_loss_coef=0.001),
-  _ONLY | {'router_bias': False, 'router_dtype': 'float32', 'is_gated_act': False},
+  # Without ties the class reads two tables of embeddings more.
+  _ONLY | {'tie_word_embeddings': True, 'router_bias': False, 'router_dtype': 'float32', 'is_gated_act': False},
   'initializer_factor router_jitter_noise router_ignore_padding_tokens add_router_probs',
   _ALIASES,
 )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
 _TAG = re.compile(r'<2(\S+)>')
-_ANY_TAG = re.compile(r'<[2@](\S+)>')
 
 
 def tag(language: str) -> str:
@@ -116,13 +115,22 @@ class SentencePieceVocab(core_vocab.Vocab):
 
 
 class Vocab(SentencePieceVocab):
-  """SentencePiece vocabulary that may have tags."""
+  """SentencePiece vocabulary that may have tags.
+
+  Args:
+    path: of the .model file.
+    begins: characters after `<` of the model's tags: '2' of a model with tags of languages, '@' of corpora.
+  """
+
+  def __init__(self, path: str, begins: str = '2@'):
+    self._tag = re.compile(rf'<[{begins}](\S+)>' if begins else r'(?!)')
+    super().__init__(path)
 
   def _adapted(self, model: bytes) -> bytes:
-    """The model with tags as control symbols, to which no text is encoded; user-defined ones are found in text."""
+    """The model with its tags as control symbols, to which no text is encoded; user-defined ones are found in text."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
-    tags = [piece for piece in proto.pieces if piece.type == kinds.USER_DEFINED and _ANY_TAG.fullmatch(piece.piece)]
+    tags = [piece for piece in proto.pieces if piece.type == kinds.USER_DEFINED and self._tag.fullmatch(piece.piece)]
     for piece in tags:
       piece.type = kinds.CONTROL
     return proto.SerializeToString() if tags else model

@@ -71,12 +71,16 @@ def _training_lines(config: DataConfig) -> TrainingLines:
 
 
 def load(config: DataConfig) -> tuple[Vocab, Vocab]:
-  """The source and target vocabularies, which must have as many pieces as the model has embeddings."""
+  """The source and target vocabularies, which must have as many pieces as the model has embeddings.
+
+  Symbols such as `<2de>` are text in a model without tags, as another implementation of an imported one has them.
+  """
   for name in ('source_vocab', 'target_vocab'):
     if not getattr(config, name):
       raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with lingvo-moe vocab')
-  source = Vocab(config.source_vocab)
-  target = source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
+  begins = '2' * (config.tag_target is not False) + '@' * any(corpus.tag for corpus in config.mixture)
+  source = Vocab(config.source_vocab, begins)
+  target = source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab, begins)
   target_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
   check_size(source, 'source_vocab_size', config.source_vocab_size, config.source_vocab)
   check_size(target, 'target_vocab_size', target_size, config.target_vocab)
