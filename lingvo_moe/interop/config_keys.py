@@ -72,7 +72,7 @@ SIZE, TOKEN, NUMBER, SHARE = whole(), whole(0), number(), number(below=1)
 class Key(NamedTuple):
   """Key that is honoured."""
 
-  default: Any  # the public class's, for a folder without the key
+  default: Any  # the public class's, for a folder without the key; ...: derived from other keys
   kind: Kind  # values that are understood here
 
 
@@ -101,13 +101,14 @@ class Keys:
     return 'inert' if name in (*self.inert.split(), *_INERT, *GENERATION) else ''
 
   def resolve(self, path: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the class's keys that have an effect, with its defaults for those that are missing.
+    """Values of the class's keys that have an effect, with its defaults for those that are missing and not derived.
 
     Raises:
       UserError: names a key whose value would make another model, with what can be imported.
     """
     found = {**self.only, **{name: config.get(name, key.default) for name, key in self.honoured.items()}}
-    kinds = {name: key.kind for name, key in self.honoured.items()}
+    found = {name: value for name, value in found.items() if value is not ...}
+    kinds = {name: key.kind for name, key in self.honoured.items() if name in found}
     kinds |= {name: one_of(value) for name, value in {**_ONLY, **self.only}.items() if name in config}
     kinds |= {name: one_of(found[main]) for name, main in self.aliases.items() if name in config}
     self._check(path, {**found, **config}, kinds | {'model_type': one_of(None, self.model_type)})

@@ -122,6 +122,7 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   common |= {'num_experts': config['num_experts']} | sparse_layers.fields(_sparse(config), layers)
   return common | dict(
     gate='top2',
+    expert=common['activation'],
     second_choice='always',
     expert_bias=True,
     expert_output_scale=1 - config['moe_token_dropout'],

@@ -23,9 +23,8 @@ _HONOURED = (
 _DENSE = (
   of(FLAG, tie_word_embeddings=True)
   | of(one_of(*_PROJECTIONS), feed_forward_proj='relu')
-  # The class derives these two, unless a folder has them.
-  | of(optional(one_of(*ACTIVATIONS)), dense_act_fn=None)
-  | of(optional(FLAG), is_gated_act=None)
+  | of(one_of(*ACTIVATIONS), dense_act_fn=...)
+  | of(FLAG, is_gated_act=...)
 )
 _ONLY, _INERT = {'is_encoder_decoder': True}, 'initializer_factor classifier_dropout'
 _ALIASES = {'hidden_size': 'd_model', 'num_attention_heads': 'num_heads', 'num_hidden_layers': 'num_layers'}
@@ -48,9 +47,9 @@ _SWITCH = Keys(
   _HONOURED
   | of(SIZE, d_model=768, num_heads=12, num_layers=12, num_experts=8)
   | of(optional(SIZE), num_decoder_layers=12)
-  | of(one_of(*ACTIVATIONS), dense_act_fn='relu')
+  | of(one_of(*ACTIVATIONS), dense_act_fn='relu', feed_forward_proj=...)  # which the class does not read
   | of(TOKEN, num_sparse_encoder_layers=3, num_sparse_decoder_layers=3)
-  | of(optional(TOKEN), encoder_sparse_step=None, decoder_sparse_step=None)  # derived by the class, as those above
+  | of(TOKEN, encoder_sparse_step=..., decoder_sparse_step=...)
   | of(whole(64), expert_capacity=64)  # so many tokens of a text find room there, and all do here
   | of(NUMBER, router_aux_loss_coef=0.001, router_z_loss_coef=0.001),
   # Without ties the class reads two tables of embeddings more.
@@ -202,9 +201,8 @@ def _feed_forward(config, theirs: str, ours: str, expert: int | None = None) -> 
 def _activation(config: Mapping[str, Any]) -> tuple[bool, str]:
   """Whether feed-forward layers are gated, and their activation: as feed_forward_proj says, or a key of its own."""
   proj = config.get('feed_forward_proj', 'relu')
-  gated, name = config.get('is_gated_act'), config.get('dense_act_fn')
   derived = 'gelu_new' if proj == 'gated-gelu' else proj.removeprefix('gated-')
-  return proj.startswith('gated-') if gated is None else gated, derived if name is None else name
+  return config.get('is_gated_act', proj.startswith('gated-')), config.get('dense_act_fn', derived)
 
 
 def _layers(config: Mapping[str, Any]) -> dict[str, int]:
@@ -216,9 +214,7 @@ def _sparse(config: Mapping[str, Any]) -> dict[str, list[int]]:
   """Layers that have experts, by stack."""
   found = {}
   for stack, count in _layers(config).items():
-    step = config.get(f'{stack}_sparse_step')
-    if step is None:
-      step = count // (config.get(f'num_sparse_{stack}_layers') or 1)
+    step = config.get(f'{stack}_sparse_step', count // (config.get(f'num_sparse_{stack}_layers') or 1))
     is_sparse = lambda i, step=step: step == 1 or (step > 0 and i % step == 1)
     found[stack] = [i for i in range(count) if 'num_experts' in config and is_sparse(i)]
   return found

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 
 import killed
 import pytest
@@ -18,6 +19,23 @@ def test_it_appears_at_the_end_and_what_a_killed_command_left_is_not_in_it(tmp_p
     with open(os.path.join(partial, 'new'), 'w') as f:
       f.write('new')
   assert os.listdir(tmp_path) == ['out'] and os.listdir(tmp_path / 'out') == ['new']
+
+
+@pytest.mark.parametrize('replace', [False, True])
+def test_all_of_it_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch, replace):
+  out, synced = tmp_path / 'out', []
+  at = lambda path: (os.stat(path).st_dev, os.stat(path).st_ino)
+  monkeypatch.setattr(os, 'fsync', lambda fd: synced.append((at(fd), out.exists() and (out / 'a').exists())))
+  if replace:
+    out.mkdir()
+  with new_folder.writing(str(out), replace=replace) as folder:
+    os.makedirs(os.path.join(folder, 'b', 'c'))
+    for name in ('a', 'b/c/d'):
+      pathlib.Path(folder, name).write_text(name)
+    os.symlink('nowhere', os.path.join(folder, 'link'))
+  before = {place for place, is_there in synced if not is_there}
+  assert before == {at(path) for path in (out, out / 'a', out / 'b', out / 'b' / 'c', out / 'b' / 'c' / 'd')}
+  assert [place for place, is_there in synced if is_there] == [at(tmp_path)]
 
 
 def test_an_error_leaves_nothing(tmp_path):

@@ -53,7 +53,7 @@ def test_every_key_of_a_class_is_in_one_column_with_the_default_of_the_class(arc
   assert keys.aliases == config.attribute_map and keys.model_type == config.model_type
   of_class = {**stated, **own}
   for name, key in keys.honoured.items():
-    assert key.default == of_class.get(name), name
+    assert key.default is ... or key.default == of_class.get(name), name
   for name, value in keys.only.items():
     assert value == of_class.get(name, value), name
   inert, only = keys.inert.split(), {*keys.only}
