@@ -11,7 +11,7 @@ from typing import Any
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.interop import m2m100, marian, mixtral, t5
+from lingvo_moe.interop import m2m100, marian, mixtral, t5, vocabulary
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Entry, Imported
 
@@ -62,7 +62,7 @@ def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
     )
   family, keys = _BY_CLASS[asked]
   config = keys.resolve(folder.file('config.json'), folder.config)
-  keys.check_tokenizer(folder.file('tokenizer_config.json'), folder.json_if_any('tokenizer_config.json'))
+  keys.check_tokenizer(folder.file('tokenizer_config.json'), vocabulary.settings(folder))
   try:
     if has_weights:
       _check_tensors(folder, family.entries(config), config['vocab_size'])

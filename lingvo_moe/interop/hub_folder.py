@@ -77,6 +77,8 @@ class HubFolder:
       return read
     except FileNotFoundError:
       raise UserError(f'{self.path} has no {name}: fetch the whole folder of the model') from None
+    except OSError as e:
+      raise UserError(f'{self.path} has no {name} that can be read ({e.strerror}): fetch it again') from None
 
   def json_if_any(self, name: str, **kinds: json_files.Kind) -> dict[str, Any]:
     return self.json(name, **kinds) if self.has(name) else {}

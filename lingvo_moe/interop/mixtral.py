@@ -45,7 +45,6 @@ _NAMES = {
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   (path,) = folder.need(*_TOKENISER)
-  vocabulary.settings(folder)
   base, size = vocabulary.read(path), config['vocab_size']
   pieces = [*vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())]
   pieces += [''] * (size - len(pieces))

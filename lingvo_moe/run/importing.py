@@ -35,6 +35,7 @@ from lingvo_moe.tasks.task import TaskConfig, task_of
 _VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}
 # Of generation_config.json: what has its place here without a value being read.
 _DONE = re.compile(r'_.*|transformers_version|(pad|bos|sep|forced_eos)_token_id|max_length|use_cache')
+_SYMBOLS = ('decoder_start_token_id', 'eos_token_id')  # whose values are those of config.json
 _IDS = json_files.list_of(json_files.INTEGER)
 _GENERATION = {
   'bad_words_ids': json_files.optional(json_files.list_of(_IDS)),
@@ -74,7 +75,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
       if os.path.exists(folder.file(name)):
         shutil.copy(folder.file(name), run.file(log_directory.ORIGINAL))
     note = {'of': os.path.abspath(path), 'architecture': folder.config['architectures'][0]}
-    tensors = {name: [info.dtype, *info.shape] for name, info in folder.tensors.items()}
+    tensors = {name: [info.dtype, *info.shape] for name, info in folder.tensors.items() if info.dtype in TYPES}
     files.write(run.file(log_directory.IMPORTED), json_files.dump({**note, 'tensors': tensors}))
     run.finish(0, 'imported')
   if odd:
@@ -137,14 +138,14 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
   answer anyway, an end is forced at the limit of length, and the language of a translation forces its first symbol.
   """
   name = 'generation_config.json' if folder.has('generation_config.json') else 'config.json'
-  stated, path = folder.json(name, **_GENERATION), folder.file(name)
-  if name == 'config.json':
-    stated = {key: stated[key] for key in config_keys.GENERATION if key in stated}
-  of_config = {key: folder.config.get(key) for key in ('decoder_start_token_id', 'eos_token_id')}
-  stated = {key: value for key, value in stated.items() if value != {**config_keys.GENERATION, **of_config}.get(key)}
+  path, found = folder.file(name), folder.json(name, **_GENERATION)
+  keys = config_keys.GENERATION if name == 'config.json' else found
+  stated = {key: found[key] for key in keys if found.get(key) is not None}
   search = {'length_norm_alpha': stated.pop('length_penalty', 1.0), 'length_norm_k': 0.0}
   if beams := stated.pop('num_beams', 0):
     search['beam_size'] = beams
+  same = {**config_keys.GENERATION, **{key: folder.config.get(key) for key in _SYMBOLS}}
+  stated = {key: value for key, value in stated.items() if value != same.get(key)}
   words = stated.get('bad_words_ids') or []
   single = {word[0] for word in words if len(word) == 1} - {*symbols.special[:3]}
   if max(map(len, words), default=1) == 1:

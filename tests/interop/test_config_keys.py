@@ -171,11 +171,25 @@ def test_without_a_generation_config_search_is_that_of_config_json(key, value, c
   write(folder, config | {'num_beams': 6, 'length_penalty': 0.6, 'bad_words_ids': [[106], [9]], 'top_k': 50})
   _, found = read(folder)
   assert (found.beam_size, found.length_norm_alpha) == (6, 0.6) and not capsys.readouterr().err
+  write(folder, config | {'num_beams': 1, 'length_penalty': None})
+  _, found = read(folder)
+  assert (found.beam_size, found.length_norm_alpha) == (1, 1.0)
   write(folder, config | {'early_stopping': True, 'max_length': 512})
   read(folder)
   assert 'config.json: without effect here: {"early_stopping": true}' in capsys.readouterr().err
   write(folder, config | {key: value})
   assert f"'{key}' must be" in read(folder)
+
+
+@pytest.mark.parametrize('key', ['decoder_start_token_id', 'eos_token_id', 'forced_bos_token_id'])
+def test_symbols_of_a_search_that_differ_from_those_of_the_model_are_said(key, copy, capsys):
+  folder = copy('marian')
+  stated = json.loads((folder / 'generation_config.json').read_text())
+  read(folder)
+  assert not capsys.readouterr().err
+  write(folder, stated | {key: 5}, 'generation_config.json')
+  read(folder)
+  assert f'without effect here: {{"{key}": 5}}' in capsys.readouterr().err
 
 
 def test_keys_that_the_class_does_not_read_are_named_once(copy, capsys):

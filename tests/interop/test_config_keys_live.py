@@ -168,6 +168,7 @@ OTHERS = [
     {'feed_forward_proj': 'gated-silu', 'relative_attention_num_buckets': 8, 'relative_attention_max_distance': 9},
   ),
   ('t5', {'feed_forward_proj': 'gelu_new', 'd_kv': 6, 'num_heads': 3}),
+  ('t5_v1_1', {'architectures': ['MT5ForConditionalGeneration'], 'model_type': 'mt5', 'num_layers': 1}),
   ('switch', {'num_sparse_decoder_layers': 2, 'num_sparse_encoder_layers': 2}),
   ('switch', {'num_layers': 4, 'encoder_sparse_step': 2, 'decoder_sparse_step': 0}),
   ('switch', {'encoder_sparse_step': 0, 'decoder_sparse_step': 0}),

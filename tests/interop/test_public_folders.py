@@ -87,6 +87,15 @@ def test_a_link_out_of_a_folder_that_is_no_cache_is_refused(copy, tmp_path):
     importing.import_folder(str(folder), str(tmp_path / 'run'))
 
 
+@pytest.mark.parametrize('file', ['config.json', 'generation_config.json', 'spiece.model', 'model.safetensors'])
+def test_a_folder_in_the_place_of_a_file_is_refused(file, copy):
+  folder = copy('t5')
+  (folder / file).unlink(missing_ok=True)
+  (folder / file).mkdir()
+  with pytest.raises(UserError, match=r'has (no|neither)'):
+    importing.read(str(folder))
+
+
 @pytest.mark.parametrize(
   'weight_map', [{'a': 'x\0.safetensors'}, {'a\0': 'x'}, {'a': 3}, {'a': '..'}, {'a': ''}, {'a': '../x'}, [], None, 'x']
 )
@@ -98,10 +107,14 @@ def test_an_index_that_names_no_files_of_its_folder_is_refused(weight_map, copy)
     importing.read(str(folder))
 
 
-def test_integers_that_the_graph_does_not_have_are_passed_over(copy):
+def test_integers_that_the_graph_does_not_have_are_passed_over(copy, tmp_path):
   version = lambda tensors: tensors.update({'model.encoder.version': np.array([3]), 'flags': np.array([True])})
   folder = copy('marian', version)
   assert importing.read_weights(str(folder)).keys() == importing.read_weights(str(FIXTURES / 'marian')).keys()
+  importing.import_folder(str(folder), str(tmp_path / 'run'))
+  (tmp_path / 'out').mkdir()
+  hub_export.save_hub_folder(str(tmp_path / 'out'), RunDir(str(tmp_path / 'run')), 0)
+  assert HubFolder(str(tmp_path / 'out')).tensors == HubFolder(str(FIXTURES / 'marian')).tensors
 
 
 @pytest.mark.parametrize(
