@@ -59,15 +59,10 @@ def content(token: str | Mapping[str, Any]) -> str:
 
 
 def ids(found: Mapping[str, int], config: Mapping[str, Any], begin: Sequence[str]) -> Mapping[str, int]:
-  """Ids by piece, as they are found in a folder.
-
-  Args:
-    found: the ids.
-    config: has the size of the vocabulary and the ids of special symbols.
-    begin: pieces with which the decoder may begin.
+  """Ids by piece as found in a folder, given the pieces with which the decoder may begin.
 
   Raises:
-    ValueError: an id is beyond the vocabulary or that of two pieces, or a special symbol is another piece.
+    ValueError: an id is beyond the vocabulary or that of two pieces, or a special symbol of config.json is another one.
   """
   if odd := next((piece for piece, i in found.items() if i >= config['vocab_size']), None):
     raise ValueError(f'{odd!r} has id {found[odd]}, beyond vocab_size={config["vocab_size"]}')

@@ -19,6 +19,7 @@ SIDE_FILES = {
   'generation_config.json': 'num_beams bad_words_ids length_penalty suppress_tokens',
   'tokenizer_config.json': 'additional_special_tokens added_tokens_decoder extra_ids language_codes tokenizer_class',
   'special_tokens_map.json': 'additional_special_tokens',
+  'tokenizer.json': 'added_tokens',
   'vocab.json': '</s> <pad>',
 }
 
@@ -148,13 +149,13 @@ def test_a_value_of_an_odd_type_or_size_is_refused_in_a_line_within_a_second(nam
   assert refused > 12 * len(keys.honoured)
 
 
-@pytest.mark.parametrize('name', ['marian', 'm2m100', 'nllb_moe', 't5'])
+@pytest.mark.parametrize('name', ['marian', 'm2m100', 'nllb', 'nllb_moe', 't5'])
 def test_side_files_of_odd_contents_are_refused_in_a_line_within_a_second(name, copy):
   folder, refused = copy(name), 0
   for file, keys in SIDE_FILES.items():
     there = (folder / file).exists()
     whole = json.loads((folder / file).read_text()) if there else {}
-    for key, value in itertools.product(keys.split(), ODD if there or name == 'nllb_moe' else ()):
+    for key, value in itertools.product(keys.split(), ODD if there or name.startswith('nllb') else ()):
       write(folder, whole | {key: value}, file)
       refused += isinstance(read(folder), str)
     if there:
@@ -221,6 +222,14 @@ def test_layers_with_experts_are_every_nth_of_one_stack_or_both(sparse, layers, 
       sparse_layers.fields(*by_stack)
   else:
     assert sparse_layers.fields(*by_stack) == fields
+
+
+def test_kinds_hold_their_bounds_and_true_is_no_number():
+  fits = lambda kind, values: [value for value in values if kind.fits(value)]
+  assert fits(config_keys.whole(2, 6, step=2), [True, 0, 2, 3, 4.0, 6, 8, None]) == [2, 6]
+  assert fits(config_keys.number(1, 3), [True, 0.9, 1, 2.5, 3, float('nan'), '2']) == [1, 2.5]
+  assert fits(config_keys.one_of(1.0, 'x'), [1, True, 'x', 'y', None, []]) == [1, 'x']
+  assert fits(config_keys.one_of(False), [0, 0.0, None, True]) == []
 
 
 def test_every_key_has_one_column():
