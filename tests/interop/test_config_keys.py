@@ -83,6 +83,8 @@ def read(folder):
     ('t5', {'tokenizer_class': 'ByT5Tokenizer'}, "tokenizer_class of a t5 model must be None or 'T5Tokenizer'"),
     ('t5', {'dense_act_fn': 'gelu'}, 'dense_act_fn'),
     ('t5', {'feed_forward_proj': 'gated-relu', 'is_gated_act': True}, 'no tensor .*wi_0'),
+    ('t5', {'is_gated_act': True}, 'no tensor .*wi_0'),
+    ('t5_v1_1', {'is_gated_act': False}, 'no tensor .*wi.weight'),
     ('t5_v1_1', {'dense_act_fn': 'relu'}, 'feed-forward layers with a gated relu'),
     ('switch', {'feed_forward_proj': 'gated-gelu'}, 'feed_forward_proj of a switch_transformers model must be .relu'),
     ('switch', {'is_gated_act': True}, 'is_gated_act of a switch_transformers model must be False'),
@@ -131,6 +133,10 @@ def test_t5_folders_as_the_hub_has_them_are_read(copy):
   )
   write(folder, {k: v for k, v in config.items() if k not in absent} | {'architectures': ['T5WithLMHeadModel']})
   assert read(folder)[1] == expected
+  gated, config = copy('t5_v1_1'), config_of('t5_v1_1')
+  expected = read(gated)[1]
+  write(gated, {k: v for k, v in config.items() if k not in ('dense_act_fn', 'is_gated_act')})
+  assert read(gated)[1] == expected and expected.activation == 'geglu'
 
 
 @pytest.mark.parametrize('name', ['marian', 'nllb_moe', 'switch', 't5', 'mixtral'])
@@ -222,6 +228,18 @@ def test_layers_with_experts_are_every_nth_of_one_stack_or_both(sparse, layers, 
       sparse_layers.fields(*by_stack)
   else:
     assert sparse_layers.fields(*by_stack) == fields
+
+
+@pytest.mark.parametrize('file', ['config.json', 'tokenizer_config.json'])
+def test_a_tokeniser_is_that_of_the_class_fast_or_not(file, copy):
+  folder = copy('t5')
+  whole = json.loads((folder / file).read_text())
+  for name in ('T5Tokenizer', 'T5TokenizerFast', None):
+    write(folder, whole | {'tokenizer_class': name}, file)
+    assert not isinstance(read(folder), str)
+  write(folder, whole | {'tokenizer_class': 'ByT5Tokenizer'}, file)
+  (folder / 'spiece.model').unlink()
+  assert f'{file}: tokenizer_class of a t5 model must be' in read(folder)
 
 
 def test_kinds_hold_their_bounds_and_true_is_no_number():

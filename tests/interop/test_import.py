@@ -229,8 +229,12 @@ def test_export_of_an_import_is_the_folder_and_imports_to_the_same_checkpoint(im
   [
     ('mt.opus.BaseTiny', {'tag_target': True, 'scan_layers': True, 'remat': 'block'}),
     ('mt.t5.BaseTiny', {'tag_target': False, 'num_experts': 4, 'gate': 'switch'}),
+    ('mt.t5.BaseTiny', {'tag_target': False, 'num_experts': 4, 'gate': 'switch', 'experts_in': 'decoder'}),
+    ('mt.t5.BaseTiny', {'tag_target': False, 'activation': 'geglu', 'tied_output': False, 'logit_scale': 1.0}),
     ('mt.m2m100.M418MTiny', {}),
     ('mt.nllb.MoE54BTiny', {'tag_sides': 'both_source_last'}),
+    ('mt.nllb.MoE54BTiny', {'tag_sides': 'both_source_last', 'experts_in': 'encoder'}),
+    ('mt.opus.BaseTiny', {'tag_target': True, 'tied_output': False}),
     ('lm.mixtral.Mixtral8x7BTiny', {}),
   ],
 )
@@ -247,9 +251,16 @@ def test_a_model_that_a_public_class_holds_goes_out_and_comes_in_again(name, val
   assert ids[:1] == ids[1:] and back.load()[1].beam_size == config.beam_size
 
 
-def test_a_model_that_no_public_class_holds_is_refused_with_what_differs(tmp_path):
-  own_run('mt.t5.BaseTiny', tmp_path / 'run', tag_target=False, norm='layer', relative_buckets=16)
-  with pytest.raises(UserError, match=r'T5ForConditionalGeneration has others \(norm\): use --format=safetensors'):
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'norm': 'layer', 'relative_buckets': 16}, r'T5ForConditionalGeneration has others \(norm\): use --format=safe'),
+    ({'num_experts': 4, 'gate': 'switch', 'activation': 'geglu', 'expert': 'geglu'}, 'SwitchTransformers.* has others'),
+  ],
+)
+def test_a_model_that_no_public_class_holds_is_refused_with_what_differs(values, message, tmp_path):
+  own_run('mt.t5.BaseTiny', tmp_path / 'run', tag_target=False, **values)
+  with pytest.raises(UserError, match=message):
     export.export(export.Options(str(tmp_path / 'run'), out=str(tmp_path / 'out'), format='huggingface'))
   assert not (tmp_path / 'out').exists()
 

@@ -34,13 +34,24 @@ def test_models_of_another_seed_are_equal_too(tmp_path):
   ('name', 'architecture', 'values'),
   [
     ('mt.opus.BaseTiny', 'MarianMTModel', {'tag_target': True}),
+    ('mt.opus.BaseTiny', 'MarianMTModel', {'tag_target': True, 'tied_output': False}),
     ('mt.t5.BaseTiny', 'T5ForConditionalGeneration', {'tag_target': False}),
+    (
+      'mt.t5.BaseTiny',
+      'T5ForConditionalGeneration',
+      {'tag_target': False, 'activation': 'geglu', 'tied_output': False, 'logit_scale': 1.0},
+    ),
     ('mt.t5.BaseTiny', 'SwitchTransformersForConditionalGeneration', {'tag_target': False, **SWITCH}),
     ('mt.m2m100.M418MTiny', 'M2M100ForConditionalGeneration', {}),
     (
       'mt.nllb.MoE54BTiny',
       'NllbMoeForConditionalGeneration',
       {'tag_sides': 'both_source_last', 'second_choice': 'always', **IN_FULL},
+    ),
+    (
+      'mt.nllb.MoE54BTiny',
+      'NllbMoeForConditionalGeneration',
+      {'tag_sides': 'both_source_last', 'experts_in': 'encoder', **IN_FULL},
     ),
     ('lm.mixtral.Mixtral8x7BTiny', 'MixtralForCausalLM', IN_FULL),
   ],
