@@ -50,7 +50,8 @@ FLAG = Kind('true or false', lambda value: type(value) is bool)
 def number(least: float = 0.0, below: float = math.inf) -> Kind:
   """Number in a range."""
   fits = lambda value: type(value) in (int, float) and least <= value < below
-  return Kind(f'a number from {least} on, below {below}', fits)
+  bounds = [f'from {least:g} on'] * (least > -math.inf) + [f'below {below:g}'] * (below < math.inf)
+  return Kind(', '.join(['a number', *bounds]), fits)
 
 
 def whole(least: int = 1, most: int = 1 << 20, step: int = 1) -> Kind:

@@ -242,6 +242,35 @@ def test_a_tokeniser_is_that_of_the_class_fast_or_not(file, copy):
   assert f'{file}: tokenizer_class of a t5 model must be' in read(folder)
 
 
+@pytest.mark.parametrize(
+  ('name', 'key', 'expert'),
+  [('nllb_moe', 'activation_function', 'gelu'), ('switch', 'dense_act_fn', 'gelu'), ('mixtral', 'hidden_act', 'geglu')],
+)
+def test_experts_have_the_activation_that_the_configuration_says(name, key, expert, copy):
+  folder = copy(name)
+  write(folder, config_of(name) | {key: 'gelu_new'})
+  assert read(folder)[1].expert == expert
+
+
+def test_positions_of_m2m100_begin_behind_the_id_of_pad(copy):
+  folder, ids = copy('m2m100'), json.loads((FIXTURES / 'm2m100' / 'vocab.json').read_text())
+  assert read(folder)[1].position_offset == 2
+  other = next(piece for piece, i in ids.items() if i == 5)
+  write(folder, ids | {'<pad>': 5, other: 1}, 'vocab.json')
+  assert 'pad_token_id=1, which is not <pad>' in read(folder)
+  write(folder, config_of('m2m100') | {'pad_token_id': 5})
+  assert read(folder)[1].position_offset == 6
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'), [({'u': 5}, 'pieces share an id'), ({'u': 238}, "'u' has id 238, beyond")]
+)
+def test_ids_of_pieces_are_within_the_vocabulary_and_of_one_piece_each(change, message, copy):
+  folder = copy('m2m100')
+  write(folder, json.loads((folder / 'vocab.json').read_text()) | change, 'vocab.json')
+  assert message in read(folder)
+
+
 def test_kinds_hold_their_bounds_and_true_is_no_number():
   fits = lambda kind, values: [value for value in values if kind.fits(value)]
   assert fits(config_keys.whole(2, 6, step=2), [True, 0, 2, 3, 4.0, 6, 8, None]) == [2, 6]
