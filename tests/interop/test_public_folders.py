@@ -79,6 +79,18 @@ def test_a_link_to_anywhere_else_is_refused(file, place, copy, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize(('model', 'middle'), [('model', 'snapshots'), ('models--a--b', 'other')])
+def test_blobs_beside_a_folder_that_is_no_snapshot_are_not_followed(model, middle, copy, tmp_path):
+  folder, blob = tmp_path / model / middle / '0123', tmp_path / model / 'blobs' / 'secret'
+  folder.parent.mkdir(parents=True)
+  blob.parent.mkdir()
+  copy('t5').rename(folder)
+  (folder / 'spiece.model').rename(blob)
+  (folder / 'spiece.model').symlink_to(blob)
+  with pytest.raises(UserError, match='spiece.model must be a file of its own'):
+    importing.read(str(folder))
+
+
 def test_a_link_out_of_a_folder_that_is_no_cache_is_refused(copy, tmp_path):
   folder = copy('t5')
   (folder / 'special_tokens_map.json').symlink_to(tmp_path / 'secret')
