@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -134,6 +135,7 @@ def test_integers_that_the_graph_does_not_have_are_passed_over(copy, tmp_path):
   [
     ('t5', {'other.weight': np.zeros(3, np.float32)}, "a tensor 'other.weight' that is not known"),
     ('t5', {'other.weight': np.zeros(3, np.float64)}, "a tensor 'other.weight' that is not known"),
+    ('t5', {'other.weight': np.zeros(3, ml_dtypes.bfloat16)}, "a tensor 'other.weight' that is not known"),
     ('t5', {'shared.weight': np.zeros((96, 8), np.int8)}, "'shared.weight' .* has type I8: types are F32, F16, BF16"),
     ('t5', {'shared.weight': np.zeros((96, 8), np.float64)}, "'shared.weight' .* has type F64"),
     ('m2m100', {'model.encoder.embed_positions.bogus': np.zeros(3, np.float32)}, 'not known'),
