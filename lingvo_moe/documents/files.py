@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Sequence
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.documents.markup import DOCX, HTML, ODT, SRT, MarkedUp, Markup
+from lingvo_moe.documents.formats import DOCX, HTML, ODT, SRT, Markup
+from lingvo_moe.documents.markup import MarkedUp
 from lingvo_moe.documents.placement import Aligned
 
 _MARKUPS = {'.html': HTML, '.htm': HTML, '.srt': SRT}
@@ -93,7 +94,7 @@ def _xml(content: bytes, markup: Markup, name: str) -> MarkedUp:
   text = _decoded(content, name)
   if '<!DOCTYPE' in text or '<!ENTITY' in text:
     raise UserError(f'a document must not declare entities; {name} has a document type: save it again')
-  return MarkedUp(text.replace('<w:t>', '<w:t xml:space="preserve">'), markup)
+  return MarkedUp(text, markup)
 
 
 def _unpacked(data: bytes, suffix: str, most: int) -> list[tuple[zipfile.ZipInfo, bytes]]:

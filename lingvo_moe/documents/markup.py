@@ -5,155 +5,291 @@ translated, and each element is put around the words that come from those it had
 single characters.
 """
 
-import dataclasses
+import collections
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from lingvo_moe.documents.placement import Aligned, Leaf, Path, placed
+from lingvo_moe.documents.formats import Markup
+from lingvo_moe.documents.placement import WORD, Aligned, Atom, Path, placed
 
-_SPACE = re.compile(r'[ \t\r\n\f]+')
 _DEEPEST = 64  # inline elements within each other; more end the paragraph
-_TAG = r"""<(?P<close>/)?(?P<name>[A-Za-z][^\s/<>]*+)(?:[^'"<>/]++|"[^"]*+"|'[^']*+'|(?P<empty>/(?=>))|/)*+>"""
-_NOTES = r'<!--.*?(?:-->|\Z)|<\?.*?(?:\?>|\Z)'
+_NESTED = 8  # paragraphs within each other, as of a note in a text box; more end the paragraph
+_ENTITY = re.compile(r'&(?:#[0-9]++;?|#[xX][0-9a-fA-F]++;?|[^\t\n\f <&#;]{1,32};?)')
+_SIGNS = ('&', '<', '#', '/', '!', '?')  # with which markup and entities begin
+_LONGEST_ENTITY = 40  # characters
+_SPACE = re.compile(r'[ \t\r\n\f]++')
+_PIECE = re.compile(rf'{_SPACE.pattern}|{WORD}|.', re.S)
+_LABEL = re.compile(r'<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*+=\s*+["\']?+([\w.:-]++)', re.I)
+_ATTRIBUTE = re.compile(r'([^\s"\'<>/=]++)\s*+=\s*+("[^"]*+"|\'[^\']*+\'|[^\s"\'<>]++)')
 
 
-def _names(text: str) -> frozenset[str]:
-  return frozenset(text.split())
+class _Token(NamedTuple):
+  """Text or markup of a document; `kind` is that of a part, 'empty' of a tag without an end."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Markup:
-  """Kind of markup. A token that is neither inline nor void ends a paragraph."""
-
-  # matches what is no text. Groups: `note`, inline without text; `run`, the begin of a run with its properties;
-  # `name` of a tag, `close` of an end tag, `empty` of a tag without an end.
-  token: re.Pattern[str]
-  inline: frozenset[str]  # names of elements within paragraphs
-  void: frozenset[str] = frozenset()  # names of inline tags without an end
-  holders: frozenset[str] = frozenset()  # names of the elements whose own text is translated; none: of all
-  escaped: bool = True  # whether text has entities
-  lines: bool = False  # whether a translation has as many lines as its source
-
-
-_INLINE = _names(
-  'a abbr acronym b bdi bdo big cite del dfn em font i ins label mark nobr q s small span strike strong sub sup time tt'
-  ' u'
-)
-HTML = Markup(
-  re.compile(
-    rf'(?P<note>{_NOTES}|<(?P<inner>script|style|code|kbd|samp|var)\b[^<>]*+>.*?(?:</(?P=inner)\s*>|\Z))|'
-    rf'<(?P<outer>pre|textarea|template|svg|math|object|iframe)\b[^<>]*+>.*?(?:</(?P=outer)\s*>|\Z)|<![^<>]*+>|{_TAG}',
-    re.S | re.I,
-  ),
-  inline=_INLINE,
-  void=_names('img wbr input'),
-)
-# Properties belong to the tag of their paragraph or run. They are not sought beyond it, so that time is linear.
-DOCX = Markup(
-  re.compile(
-    rf'(?P<note>{_NOTES})|<w:pPr>(?:(?!</?w:p[ >]|<w:pPr>).)*</w:pPr>|'
-    rf'(?P<run><w:r(?:\s[^<>]*+)?>(?:\s*+<w:rPr>(?:(?!</?w:r[ >]).)*</w:rPr>)?)|{_TAG}',
-    re.S,
-  ),
-  inline=_names('w:r w:t w:hyperlink w:ins w:smartTag'),
-  void=_names('w:proofErr w:bookmarkStart w:bookmarkEnd w:lastRenderedPageBreak w:footnoteReference'),
-  holders=_names('w:t'),
-)
-ODT = Markup(
-  re.compile(rf'(?P<note>{_NOTES})|{_TAG}', re.S),
-  inline=_names('text:span text:a'),
-  void=_names('text:s text:bookmark text:bookmark-start text:bookmark-end text:soft-page-break'),
-  holders=_names('text:p text:h text:span text:a'),
-)
-SRT = Markup(
-  re.compile(
-    r'(?:^\d+[ \t]*\r?\n)?^[^\n]*?-->[^\n]*$|\n[ \t\r]*(?=\n)|(?P<note>\{\\[^{}\n]*+\})|'
-    r'<(?P<close>/)?(?P<name>[A-Za-z]+)[^<>]*+>',
-    re.M,
-  ),
-  inline=_names('b c font i u v'),
-  escaped=False,
-  lines=True,
-)
-
-
-class _Part(NamedTuple):
-  """Text or markup of a document."""
-
-  kind: str  # 'text', 'void', 'open', 'close', or 'end' of a paragraph
-  raw: str
+  kind: str
+  begin: int
+  end: int
   name: str = ''
 
 
+class _Part(NamedTuple):
+  """Text or markup of a document that ends, or is in, a paragraph."""
+
+  kind: str  # 'text', 'void', 'open', 'close', or 'end' of a paragraph
+  begin: int
+  end: int
+  name: str = ''
+  inner: 'MarkedUp | None' = None  # what is within an element that has paragraphs of its own
+  inner_begin: int = 0
+
+
 class _Paragraph(NamedTuple):
-  """Paragraph: `text` is translated; the tags (begin, end) of its elements by the numbers of their leaves."""
+  """Paragraph: its plain text, and the parts that it is made of."""
 
   text: str
-  leaves: Sequence[Leaf]
-  elements: Mapping[int, tuple[str, str]]
-  lines: int
+  parts: Sequence[_Part]
 
 
 class MarkedUp:
-  """Document in markup."""
+  """Document in markup; or what is within an element of one, `outer`, that has paragraphs of its own.
 
-  def __init__(self, document: str, markup: Markup) -> None:
-    self._markup = markup
-    self._pieces = list(_pieces(document, markup))
-    self.texts = [piece.text for piece in self._pieces if isinstance(piece, _Paragraph)]  # without line breaks
+  `texts` are the plain texts of its paragraphs, without line breaks.
+  """
+
+  def __init__(self, document: str, markup: Markup, outer: 'MarkedUp | None' = None) -> None:
+    self._document, self._markup = document, markup
+    self._depth = outer._depth + 1 if outer else 0
+    label = _LABEL.search(document) if markup.escaped else None
+    # Whether new text is of ASCII: a document comes back in UTF-8, whatever it says.
+    self._ascii = outer._ascii if outer else bool(label) and label[1].lower().replace('-', '') != 'utf8'
+    self._pieces = list(self._paragraphs(list(self._parts())))
+    self.texts: list[str] = []
+    for piece in self._pieces:
+      self.texts += [piece.text] if isinstance(piece, _Paragraph) else []
+      for part in piece.parts if isinstance(piece, _Paragraph) else [piece]:
+        self.texts += part.inner.texts if part.inner else []
 
   def written(self, translations: Sequence[Aligned]) -> str:
     """The document with a translation of each paragraph."""
-    following = iter(translations)
-    return ''.join(p if isinstance(p, str) else self._translated(p, next(following)) for p in self._pieces)
+    return self._written(iter(translations))
 
-  def _translated(self, paragraph: _Paragraph, translation: Aligned) -> str:
+  def _written(self, following: Iterator[Aligned]) -> str:
+    return ''.join(
+      self._translated(piece.parts, next(following), following)
+      if isinstance(piece, _Paragraph)
+      else self._raw(piece, following)
+      for piece in self._pieces
+    )
+
+  def _raw(self, part: _Part, following: Iterator[Aligned]) -> str:
+    """Text of a part as it is in the document, but for the paragraphs within it."""
+    raw = self._document[part.begin : part.end]
+    if part.inner:
+      begin = part.inner_begin - part.begin
+      raw = raw[:begin] + part.inner._written(following) + raw[begin + len(part.inner._document) :]
+    return raw
+
+  def _paragraphs(self, parts: Sequence[_Part]) -> Iterator[_Paragraph | _Part]:
+    """Paragraphs, and the parts between them."""
+    begin = 0
+    for end in [*_ends(parts), len(parts)]:
+      own = parts[begin:end]
+      text = ''
+      if any(c.isalpha() or c == '&' for p in own if p.kind == 'text' for c in self._document[p.begin : p.end]):
+        text = ''.join(atom.text for atom in self._atoms(own, None))
+      yield from [_Paragraph(text, own)] if any(map(str.isalpha, text)) else own
+      yield from parts[end : end + 1]
+      begin = end + 1
+
+  def _parts(self) -> Iterator[_Part]:
+    document, markup = self._document, self._markup
+    tokens = list(_tokens(document, markup))
+    nested = markup.nested if self._depth < _NESTED else frozenset()
+    left_alone = [
+      token.kind == 'open'
+      and (
+        token.name in nested or markup.leaves_alone(token.name) or _says_no(document[token.begin : token.end], markup)
+      )
+      for token in tokens
+    ]
+    elements = _elements(tokens, left_alone, markup)
+    around: list[str] = []  # names of the elements around
+    held: _Part | None = None  # which may get longer
+    i = 0
+    while i < len(tokens):
+      token, following = tokens[i], elements.get(i, i + 1)
+      name, inner, end = token.name, None, tokens[following - 1].end
+      if token.kind == 'text':
+        raw = document[token.begin : token.end]
+        kind = 'text' if not markup.holders or (around and around[-1] in markup.holders) else 'end'
+        is_joined = kind == 'end' and raw.isspace()
+      elif i in elements:
+        if name in nested:
+          last = tokens[following - 1]
+          inner = MarkedUp(document[token.end : last.begin if last.kind == 'close' else end], markup, self)
+        kind = 'void' if name in nested or name in markup.kept or markup.is_inline(name) else 'end'
+        is_joined = name in markup.properties
+      else:
+        kind = token.kind
+        if kind == 'open' and markup.holders:
+          around.append(name)
+        elif kind == 'close' and around:
+          around.pop()
+        if name in markup.void or (kind == 'empty' and (name in markup.kept or markup.is_inline(name))):
+          kind = 'void'
+        elif kind != 'void' and not (kind != 'empty' and markup.is_inline(name)):
+          kind = 'end'
+        is_joined = name in markup.properties
+      if held and is_joined and held.kind != 'text':
+        held = held._replace(end=end)
+      else:
+        if held:
+          yield held
+        held = _Part(kind, token.begin, end, name, inner if inner and inner.texts else None, token.end)
+      i = following
+    if held:
+      yield held
+
+  def _atoms(self, parts: Sequence[_Part], following: Iterator[Aligned] | None) -> list[Atom]:
+    """Atoms of a paragraph; `following` are translations of the paragraphs within it, None: they are not written."""
+    atoms: list[Atom] = []
+    path: Path = ()
+    for i, part in enumerate(parts):
+      raw = self._document[part.begin : part.end]
+      if part.kind == 'open':
+        path = (*path, i)
+      elif part.kind == 'close':
+        if not atoms or path[-1] not in atoms[-1].path:
+          atoms.append(Atom(path, '', ''))
+        path = path[:-1]
+      elif part.kind == 'void':
+        atoms.append(Atom(path, '', raw if following is None else self._raw(part, following)))
+      else:
+        atoms += [Atom(path, text, raw) for text, raw in _pieces(raw, self._markup.escaped)]
+    seen = [i for i, atom in enumerate(atoms) if atom.text and not atom.text.isspace()]
+    first, last = (seen[0], seen[-1]) if seen else (0, -1)
+    space = False  # whether the text so far ends with one
+    for i, atom in enumerate(atoms):
+      if not first <= i <= last or (space and atom.text == ' '):
+        atoms[i] = atom._replace(text='') if atom.text else atom
+      elif atom.text:
+        space = atom.text == ' '
+    return atoms
+
+  def _translated(self, parts: Sequence[_Part], translation: Aligned, following: Iterator[Aligned]) -> str:
+    atoms = self._atoms(parts, following)
+    lines = 0
     if self._markup.lines:
-      translation = translation._replace(text=_broken(translation.text, paragraph.lines))
+      lines = 1 + ''.join(self._document[p.begin : p.end] for p in parts if p.kind == 'text').strip().count('\n')
+    found = [*placed(atoms, translation, lines), Atom((), '')]
+    tags = self._tags(parts, {a.path[-1] for a in found if a.path and not a.raw and a.text.isspace()})
+    # A sign that is no markup stays as it is where what follows it does: it would be markup before other text.
+    behind = {id(atom): after for atom, after in zip(atoms, [*atoms[1:], found[-1]]) if atom.raw in _SIGNS}
+    stays = [behind.get(id(atom), after) is after for atom, after in zip(found, [*found[1:], None])]
     written: list[str] = []
     path: Path = ()
-    for leaf in [*placed(paragraph.leaves, translation), Leaf((), '')]:
-      common = next((i for i, (a, b) in enumerate(zip(path, leaf.path)) if a != b), min(len(path), len(leaf.path)))
-      written += [paragraph.elements[number][1] for number in reversed(path[common:])]
-      written += [paragraph.elements[number][0] for number in leaf.path[common:]]
-      written.append(html.escape(leaf.text, quote=False) if self._markup.escaped else leaf.text)
-      written.append(leaf.raw)
-      path = leaf.path
+    for atom, *are_same in zip(found, stays, [*stays[1:], True]):
+      common = next((i for i, (a, b) in enumerate(zip(path, atom.path)) if a != b), min(len(path), len(atom.path)))
+      written += [tags[number][1] for number in reversed(path[common:])]
+      written += [tags[number][0] for number in atom.path[common:]]
+      is_new = not atom.raw or (atom.raw in _SIGNS and not all(are_same))
+      written.append(self._escaped(atom.text) if is_new else atom.raw)
+      path = atom.path
     return ''.join(written)
 
+  def _tags(self, parts: Sequence[_Part], spaced: Collection[int]) -> dict[int, tuple[str, str]]:
+    """Tags (begin, end) of the elements of a paragraph; those that are `spaced` have a new space at an edge."""
+    tags: dict[int, tuple[str, str]] = {}
+    opened: list[int] = []
+    for i, part in enumerate(parts):
+      tag = self._document[part.begin : part.end]
+      if part.kind == 'open':
+        opened.append(i)
+        # A text of DOCX keeps a space at its edges only where its tag says so.
+        tags[i] = tag.replace('<w:t>', '<w:t xml:space="preserve">') if i in spaced else tag, ''
+      elif part.kind == 'close':
+        number = opened.pop()
+        tags[number] = tags[number][0], tag
+    return tags
 
-def _parts(document: str, markup: Markup) -> Iterator[_Part]:
-  around: list[str] = []  # names of the elements around
-  end = 0
-  for token in [*markup.token.finditer(document), None]:
-    if text := document[end : token.start() if token else None]:
-      held = not markup.holders or (around and around[-1] in markup.holders)
-      yield _Part('text' if held else 'end' if text.strip() else 'void', text)
-    if token is None:
-      return
-    end, found = token.end(), token.groupdict()
-    name = 'w:r' if found.get('run') else found['name'] or ''
-    name = name if markup.holders else name.lower()
-    kind = 'close' if found['close'] else 'void' if found.get('empty') else 'open'
-    if markup.holders and name and kind == 'open':
-      around.append(name)
-    elif markup.holders and name and kind == 'close' and around:
-      around.pop()
-    is_void = found['note'] or name in markup.void
-    yield _Part('void' if is_void else kind if name in markup.inline else 'end', token[0], name)
+  def _escaped(self, text: str) -> str:
+    text = html.escape(text, quote=False) if self._markup.escaped else text
+    return text.encode('ascii', 'xmlcharrefreplace').decode() if self._ascii else text
 
 
-def _pieces(document: str, markup: Markup) -> Iterator[_Paragraph | str]:
-  """Paragraphs, and what is between them."""
-  parts = list(_parts(document, markup))
-  ends = _ends(parts)
+def _pieces(raw: str, escaped: bool) -> Iterator[tuple[str, str]]:
+  """(text, as it is in the document) of the words, spaces, marks and entities of a text."""
   begin = 0
-  for end in [*ends, len(parts)]:
-    yield _paragraph(parts[begin:end], markup)
-    yield from (part.raw for part in parts[end : end + 1])
-    begin = end + 1
+  for entity in _ENTITY.finditer(raw) if escaped else ():
+    text = html.unescape(entity[0]) if len(entity[0]) <= _LONGEST_ENTITY else entity[0]
+    if text == entity[0]:  # none
+      continue
+    yield from _plain(raw, begin, entity.start())
+    rest = text[1:] if entity[0].endswith(text[1:]) else ''  # behind an entity without a semicolon
+    begin = entity.end() - len(rest)
+    text = text.removesuffix(rest) if len(text) == 1 + len(rest) else ''  # none of several characters is expanded
+    yield _SPACE.sub(' ', text), raw[entity.start() : begin]
+  yield from _plain(raw, begin, len(raw))
+
+
+def _plain(raw: str, begin: int, end: int) -> Iterator[tuple[str, str]]:
+  return ((_SPACE.sub(' ', piece), piece) for piece in _PIECE.findall(raw, begin, end))
+
+
+def _tokens(document: str, markup: Markup) -> Iterator[_Token]:
+  end = 0
+  for match in markup.token.finditer(document):
+    if match.start() > end:
+      yield _Token('text', end, match.start())
+    end, found = match.end(), match.groupdict()
+    name = found['name'] or found.get('raw') or ''
+    name = name if markup.holders else name.lower()
+    kind = 'open'
+    if found['note'] or found.get('raw'):
+      kind = 'end' if name in markup.apart else 'void'
+    elif not name:
+      kind = 'end'
+    elif found['close']:
+      kind = 'close'
+    elif found.get('empty') or name in markup.endless:
+      kind = 'empty'
+    yield _Token(kind, match.start(), end, name)
+  if end < len(document):
+    yield _Token('text', end, len(document))
+
+
+def _elements(tokens: Sequence[_Token], is_wanted: Sequence[bool], markup: Markup) -> dict[int, int]:
+  """Number of the token behind each element, by that of its begin, of those that are wanted."""
+  ends: dict[int, int] = {}
+  around: list[int] = []
+  counts = collections.Counter()  # by name
+  for i, token in enumerate(tokens):
+    ended: list[int] = []
+    if token.kind == 'open':
+      while around and token.name in markup.ended_by.get(tokens[around[-1]].name, ()):
+        ended.append(around.pop())
+      around.append(i)
+      counts[token.name] += 1
+    elif token.kind == 'close' and counts[token.name]:
+      while tokens[around[-1]].name != token.name:
+        ended.append(around.pop())
+      ends[around[-1]] = i + 1
+      counts[tokens[around.pop()].name] -= 1
+    for number in ended:
+      ends[number] = i
+      counts[tokens[number].name] -= 1
+  ends |= dict.fromkeys(around, len(tokens))
+  return {number: end for number, end in ends.items() if is_wanted[number]}
+
+
+def _says_no(tag: str, markup: Markup) -> bool:
+  """Whether a tag of HTML says that its element is not to be translated."""
+  if not markup.is_html or 'translate' not in tag.lower():
+    return False
+  found = {name.lower(): value.strip('"\'').lower() for name, value in reversed(_ATTRIBUTE.findall(tag))}
+  return found.get('translate') == 'no' or 'notranslate' in found.get('class', '').split()
 
 
 def _ends(parts: Sequence[_Part]) -> list[int]:
@@ -168,48 +304,3 @@ def _ends(parts: Sequence[_Part]) -> list[int]:
       ends += [*opened, i]
       opened = []
   return sorted([*ends, *opened])
-
-
-def _paragraph(parts: Sequence[_Part], markup: Markup) -> _Paragraph | str:
-  """A paragraph of some parts, or their markup where no letter is among them."""
-  raw = ''.join(part.raw for part in parts)
-  if not any(c.isalpha() for part in parts if part.kind == 'text' for c in part.raw):
-    return raw
-  seen = [i for i, part in enumerate(parts) if part.kind == 'text' and part.raw.strip()]
-  leaves: list[Leaf] = []
-  elements: dict[int, tuple[str, str]] = {}
-  path: list[int] = []
-  space = True  # whether the text so far ends with one
-  for i, part in enumerate(parts):
-    if part.kind == 'open':
-      path.append(i)
-    elif part.kind == 'close':
-      if not leaves or path[-1] not in leaves[-1].path:
-        leaves.append(Leaf(tuple(path), ''))
-      elements[path[-1]] = parts[path[-1]].raw, part.raw
-      path.pop()
-    elif part.kind == 'void' or not seen[0] <= i <= seen[-1]:
-      leaves.append(Leaf(tuple(path), '', part.raw))
-    else:
-      body = part.raw.lstrip() if i == seen[0] else part.raw
-      before, after = part.raw[: len(part.raw) - len(body)], ''
-      if i == seen[-1]:
-        body, after = body.rstrip(), body[len(body.rstrip()) :]
-      text = _SPACE.sub(' ', html.unescape(body) if markup.escaped else body)
-      text = text.removeprefix(' ') if space else text
-      space = text.endswith(' ') if text else space
-      edges = Leaf(tuple(path), '', before), Leaf(tuple(path), text), Leaf(tuple(path), '', after)
-      leaves += [leaf for leaf in edges if leaf.text or leaf.raw]
-  lines = 1 + ''.join(part.raw for part in parts if part.kind == 'text').strip().count('\n')
-  return _Paragraph(''.join(leaf.text for leaf in leaves), leaves, elements, lines)
-
-
-def _broken(text: str, lines: int) -> str:
-  """A text in so many lines of similar length, 9 at most, broken at spaces; of the same length in all."""
-  for line in range(1, min(lines, 9)):
-    middle = len(text) * line // lines
-    spaces = [at for at in (text.rfind(' ', 0, middle), text.find(' ', middle)) if at > 0]
-    if spaces:
-      at = min(spaces, key=lambda at: abs(at - middle))
-      text = f'{text[:at]}\n{text[at + 1 :]}'
-  return text

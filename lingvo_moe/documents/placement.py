@@ -1,12 +1,16 @@
 """Placement of inline elements in a translation: around the words that come from those they had in the source."""
 
+import bisect
 import collections
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-# Words, spaces and punctuation; characters of scripts that have no spaces between words, each alone.
-_UNIT = re.compile(r'[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]+|\s+|.', re.S)
+# Words; characters of scripts that have no spaces between words, and marks, are each alone.
+WORD = r'[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]++'
+_UNIT = re.compile(rf'{WORD}|\S')
+_MOST_LINES = 9  # of a paragraph that is broken anew
 
 Path = tuple[int, ...]  # numbers of the elements around a text, outermost first
 
@@ -18,75 +22,206 @@ class Aligned(NamedTuple):
   links: Sequence[tuple[int, int, int, int]] = ()  # source begin and end, target begin and end, in characters
 
 
-class Leaf(NamedTuple):
-  """Text in a path of elements; or markup without text, which is kept as it is."""
+class Atom(NamedTuple):
+  """Piece of a paragraph in a path of elements: (a part of) a word, a space, or markup without text.
+
+  `text` is what is translated of it, and `raw` what the document has. What is written without `raw` is new text.
+  """
 
   path: Path
   text: str
   raw: str = ''
 
+  @property
+  def is_space(self) -> bool:
+    return (self.raw or self.text).isspace() or self.text.isspace()
 
-def placed(leaves: Sequence[Leaf], translation: Aligned) -> Iterator[Leaf]:
-  """Leaves of a translation, given those of its source.
+
+class _Word(NamedTuple):
+  """Word or punctuation mark of a source, with the numbers of its first atom and of the one behind its last."""
+
+  text: str
+  begin: int
+  first: int
+  end: int
+
+
+def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0) -> Iterator[Atom]:
+  """Atoms of a translation, given those of its source: what has no text stays, with the spaces around it.
+
+  Where two words come from neighbours of the source in their order, all between these is as it was.
 
   Args:
-    leaves: those of the source; their texts together are the text that was translated.
+    atoms: those of the source; their texts together are the text that was translated.
     translation: of that text.
+    lines: into which a translation is broken that does not have all words of its source in their order; 0: as it is.
   """
-  units = _UNIT.findall(translation.text)
-  owners = _owners(leaves, units, translation)
-  _keep(leaves, units, owners)
-  _place_spaces(leaves, units, owners)
-  without_text = collections.deque(number for number, leaf in enumerate(leaves) if not leaf.text)
-  for owner, unit in zip(owners, units, strict=True):
-    while without_text and without_text[0] < owner:
-      yield leaves[without_text.popleft()]
-    yield Leaf(leaves[owner].path, unit)
-  yield from (leaves[number] for number in without_text)
+  words = _words(atoms)
+  units = list(_UNIT.finditer(translation.text))
+  paths = [next(atom.path for atom in atoms[word.first : word.end] if atom.text) for word in words]
+  owners = _owners(words, paths, units, translation)
+  _keep(paths, owners)
+  begin, end = words[0].first, words[-1].end
+  yield from atoms[:begin]
+  text, inner = translation.text, list(atoms)
+  if lines and owners != list(range(len(words))):
+    text = _broken(text, lines, '\r\n' if any('\r\n' in atom.raw for atom in atoms) else '\n')
+    inner = [a._replace(raw=a.text) if '\n' in a.raw and begin <= i < end else a for i, a in enumerate(atoms)]
+    units = list(_UNIT.finditer(text))
+  gaps = [inner[a.end : b.first] for a, b in itertools.pairwise(words)]  # behind each word but the last
+  joints = list(zip([None, *owners], [*owners, None]))  # words of the source before and behind each place
+  places = {a: place for place, (a, b) in reversed(list(enumerate(joints))) if a is not None and b == a + 1}
+  moved = collections.deque(_moved(inner, words, paths, owners, gaps, places))
+  written = set()
+  for place, (before, after) in enumerate(joints):
+    between = []
+    while moved and (after is None or moved[0][0] <= after):
+      between += moved.popleft()[1]
+    space = text[units[place - 1].end() : units[place].start()] if 0 < place < len(units) else ''
+    follows = after is not None and units[place][0].isalnum()
+    own = gaps[before] if places.get(before) == place else []
+    is_same = own and not between and words[after].text.isalnum() == follows
+    if is_same and ''.join(atom.text for atom in own) in (space, space and '\xa0'):
+      yield from own
+    else:
+      edges = (paths[before] if before is not None else ()), (paths[after] if after is not None else ())
+      yield from _spaced([*between, *own], space, follows, before is None, after is None, edges)
+    if after is not None:
+      word = words[after]
+      yield from _written(inner[word.first : word.end], word.text, units[place][0], after not in written)
+      written.add(after)
+  yield from atoms[end:]
 
 
-def _owners(leaves: Sequence[Leaf], units: Sequence[str], translation: Aligned) -> list[int]:
-  """Number of the leaf from which each unit comes."""
-  of_source = [number for number, leaf in enumerate(leaves) for _ in leaf.text]  # by character
-  words = [match.start() for match in _UNIT.finditer(''.join(leaf.text for leaf in leaves)) if not match[0].isspace()]
+def _words(atoms: Sequence[Atom]) -> list[_Word]:
+  """Words of a source, whose ends are ends of atoms."""
+  with_text = [i for i, atom in enumerate(atoms) if atom.text]
+  begins = list(itertools.accumulate((len(atoms[i].text) for i in with_text), initial=0))
+  words, at = [], 0
+  for unit in _UNIT.finditer(''.join(atom.text for atom in atoms)):
+    first = bisect.bisect_left(begins, unit.start(), at)
+    at = bisect.bisect_left(begins, unit.end(), first)
+    words.append(_Word(unit[0], unit.start(), with_text[first], with_text[at - 1] + 1))
+  return words
+
+
+def _owners(
+  words: Sequence[_Word], paths: Sequence[Path], units: Sequence[re.Match], translation: Aligned
+) -> list[int]:
+  """Number of the source word from which each word of a translation comes."""
+  begins = [word.begin for word in words]
   votes = collections.defaultdict(collections.Counter)  # by character
   for begin, end, target_begin, target_end in translation.links:
+    word = max(bisect.bisect_right(begins, (begin + end) // 2) - 1, 0)
     for at in range(target_begin, target_end):
-      votes[at][of_source[min((begin + end) // 2, len(of_source) - 1)]] += 1
-  count = sum(not unit.isspace() for unit in units)
-  owners, at, word = [], 0, 0
-  for unit in units:
-    of_unit = sum((votes[i] for i in range(at, at + len(unit)) if i in votes), collections.Counter())
+      votes[at][word] += 1
+  owners: list[int] = []
+  for number, unit in enumerate(units):
+    of_unit = sum((votes[i] for i in range(*unit.span()) if i in votes), collections.Counter())
     if of_unit:
-      owners.append(of_unit.most_common(1)[0][0])
+      of_path = collections.Counter()
+      for word, count in of_unit.items():
+        of_path[paths[word]] += count
+      owners.append(max(of_unit, key=lambda word: (of_path[paths[word]], of_unit[word], -word)))
     elif votes and owners:
       owners.append(owners[-1])
     else:
-      owners.append(of_source[words[min((2 * word + 1) * len(words) // (2 * count or 1), len(words) - 1)]])
-    at += len(unit)
-    word += not unit.isspace()
+      owners.append(min((2 * number + 1) * len(words) // (2 * len(units)), len(words) - 1))
   return owners
 
 
-def _keep(leaves: Sequence[Leaf], units: Sequence[str], owners: list[int]) -> None:
-  """Gives a word to each element that had words and has none, of a leaf that has several."""
-  words = [i for i, unit in enumerate(units) if not unit.isspace()]
-  counts = collections.Counter(owners[i] for i in words)
-  found = {element for number in counts for element in leaves[number].path}
-  for number, leaf in enumerate(leaves):
-    if leaf.text.strip() and not found.issuperset(leaf.path):
-      at = len(words) * number // len(leaves)
-      near = sorted(words[max(0, at - 8) : at + 8], key=lambda i: abs(i - words[at]))
-      word = next((i for i in near if counts[owners[i]] > 1), None)
+def _keep(paths: Sequence[Path], owners: list[int]) -> None:
+  """Gives a word to each element that had words and has none, of words of a path that has several."""
+  counts = collections.Counter(paths[owner] for owner in owners)
+  found = {element for path in counts for element in path}
+  for number, path in enumerate(paths):
+    if not found.issuperset(path):
+      at = len(owners) * number // len(paths)
+      near = sorted(range(max(0, at - 8), min(at + 8, len(owners))), key=lambda i: abs(i - at))
+      word = next((i for i in near if counts[paths[owners[i]]] > 1), None)
       if word is not None:
-        counts[owners[word]] -= 1
+        counts[paths[owners[word]]] -= 1
         owners[word] = number
-        found.update(leaf.path)
+        found.update(path)
 
 
-def _place_spaces(leaves: Sequence[Leaf], units: Sequence[str], owners: list[int]) -> None:
-  """Gives each space to the unit before it, or to the next one if that is in fewer of the same elements."""
-  for i, unit in enumerate(units):
-    if unit.isspace() and 0 < i < len(units) - 1:
-      before, after = leaves[owners[i - 1]].path, leaves[owners[i + 1]].path
-      owners[i] = owners[i + 1] if before[: len(after)] == after else owners[i - 1]
+def _moved(
+  atoms: Sequence[Atom],
+  words: Sequence[_Word],
+  paths: Sequence[Path],
+  owners: Sequence[int],
+  gaps: Sequence[Sequence[Atom]],
+  places: Mapping[int, int],
+) -> Iterator[tuple[int, list[Atom]]]:
+  """(number of the next word, atoms) of the gaps that have no place, and of what words had within that are gone."""
+  kept = set(owners)
+  found = {element for owner in kept for element in paths[owner]}
+  for number, word in enumerate(words):
+    own = atoms[word.first : word.end] if number not in kept else []
+    left = [a._replace(text='', raw='' if a.text else a.raw) for a in own if not a.text or not found.issuperset(a.path)]
+    if left:
+      yield number + 1, left
+      found.update(element for atom in left for element in atom.path)
+    if number < len(gaps) and number not in places and any(not atom.is_space for atom in gaps[number]):
+      yield number + 1, [*gaps[number]]
+
+
+def _spaced(
+  atoms: Sequence[Atom], space: str, follows: bool, is_first: bool, is_last: bool, edges: tuple[Path, Path]
+) -> Iterator[Atom]:
+  """Markup between two words with the spaces around it, or the space of the translation where there is no markup.
+
+  Args:
+    atoms: markup and spaces.
+    space: of the translation.
+    follows: whether a word follows, and no punctuation mark.
+    is_first, is_last: whether nothing comes before, or behind.
+    edges: paths of the words before and behind.
+  """
+  has_space = any(atom.is_space for atom in atoms)
+  if not any(atom.raw and not atom.is_space for atom in atoms):
+    atoms, has_space = [atom for atom in atoms if not atom.is_space], False
+  held: list[Atom] = []  # a space is written when something comes behind it
+  begins = is_first
+  for atom in atoms:
+    if atom.is_space:
+      held = held or [atom] * (not begins)
+    else:
+      yield from [*held, atom]
+      begins, held = False, []
+  if held and not is_last and (space or follows):
+    yield from held
+  elif (follows and (space or has_space)) or (space and not has_space):
+    before, after = edges
+    yield Atom(after if before[: len(after)] == after else before, space or ' ')
+
+
+def _written(atoms: Sequence[Atom], source: str, text: str, is_whole: bool) -> Iterator[Atom]:
+  """Word of a translation in place of the atoms of its source; of the same length, it is divided as that is.
+
+  `is_whole` says whether what the source has within the word is written too.
+  """
+  at = 0
+  if len(source) != len(text):
+    [first, *_] = [atom for atom in atoms if atom.text]
+    yield Atom(first.path, text)
+    at = len(text)
+    atoms = [a._replace(text='', raw='') if a.text and a.path != first.path[: len(a.path)] else a for a in atoms]
+  for atom in atoms:
+    if not atom.text:
+      yield from [atom] * is_whole
+    elif at < len(text):
+      own = text[at : at + len(atom.text)]
+      yield atom if own == atom.text else Atom(atom.path, own)
+      at += len(own)
+
+
+def _broken(text: str, lines: int, end: str) -> str:
+  """A text in so many lines of similar length, 9 at most, broken at spaces."""
+  for line in range(1, min(lines, _MOST_LINES)):
+    middle = len(text) * line // lines
+    spaces = [at for at in (text.rfind(' ', 0, middle), text.find(' ', middle)) if at > 0]
+    if spaces:
+      at = min(spaces, key=lambda at: abs(at - middle))
+      text = f'{text[:at]}\n{text[at + 1 :]}'
+  return text.replace('\n', end)

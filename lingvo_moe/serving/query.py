@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lingvo_moe.documents.files import Document, Lines
-from lingvo_moe.documents.markup import HTML, MarkedUp
+from lingvo_moe.documents.formats import HTML
+from lingvo_moe.documents.markup import MarkedUp
 
 _MOST_FIELDS = 10_000  # of a form
 _URLENCODED, _MULTIPART = 'application/x-www-form-urlencoded', 'multipart/form-data'
