@@ -61,7 +61,7 @@ def install_line(extra: str) -> str:
 
 def reason(error: Exception) -> str:
   """First line of an error's message, without what TensorFlow adds about its graph: {{node ...}}, [Op:SaveV2]."""
-  lines = re.sub(r'\{\{.*?\}\}|\[Op:[^]]*\]( name:)?', '', str(error)).strip().splitlines()
+  lines = re.sub(r'\{\{[^{}]*+\}\}|\[Op:[^][]*+\]( name:)?', '', str(error)).strip().splitlines()
   return lines[0].strip() if lines else type(error).__name__
 
 

@@ -222,7 +222,7 @@ def _bytes(cell: str | None) -> bytes | None:
   """A side of a pair, on one line. What was not UTF-8 in the file, or is half of a surrogate pair, is not UTF-8."""
   if cell is None:
     return None
-  line = re.sub(r'\s*[\r\n]+\s*', ' ', cell.strip('\r\n'))
+  line = re.sub(r'(?<!\s)(?:(?![\r\n])\s)*+[\r\n]\s*+', ' ', cell.strip('\r\n'))
   try:
     return line.encode('utf-8', 'surrogateescape')
   except UnicodeEncodeError:

@@ -22,7 +22,7 @@ _LONGEST_ENTITY = 40  # characters
 _SPACE = re.compile(r'[ \t\r\n\f]++')
 _PIECE = re.compile(rf'{_SPACE.pattern}|{WORD}|.', re.S)
 _LABEL = re.compile(r'<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*+=\s*+["\']?+([\w.:-]++)', re.I)
-_ATTRIBUTE = re.compile(r'([^\s"\'<>/=]++)\s*+=\s*+("[^"]*+"|\'[^\']*+\'|[^\s"\'<>]++)')
+_ATTRIBUTE = re.compile(r'([^\s"\'<>/=]++)(?:\s*+=\s*+("[^"]*+"|\'[^\']*+\'|[^\s"\'<>]++))?+')
 
 
 class _Token(NamedTuple):

@@ -13,6 +13,7 @@ from lingvo_moe.documents.formats import HTML
 from lingvo_moe.documents.markup import MarkedUp
 
 _MOST_FIELDS = 10_000  # of a form
+_NAME, _FILE_NAME = (re.compile(rb'[; ]%s="?((?<=")[^"\r\n]*|[^";\r\n]*)' % name) for name in (b'name', b'filename'))
 _URLENCODED, _MULTIPART = 'application/x-www-form-urlencoded', 'multipart/form-data'
 _TAKEN = f'send JSON with Content-Type: application/json, or a form ({_URLENCODED} or {_MULTIPART})'
 
@@ -170,7 +171,7 @@ def _multipart(body: bytes, content_type: str) -> list[tuple[str, str | File]]:
   pairs = []
   for part in parts[:-1]:
     head, _, value = part.partition(b'\r\n\r\n')
-    name, file = (re.search(rb'[; ]%s="?((?<=")[^"\r\n]*|[^";\r\n]*)' % key, head) for key in (b'name', b'filename'))
+    name, file = _NAME.search(head), _FILE_NAME.search(head)
     try:
       taken = File(file[1].decode(), value) if file else value.decode()
       pairs.append((name[1].decode() if name else '', taken))

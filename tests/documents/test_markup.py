@@ -279,3 +279,6 @@ def test_time_grows_with_the_length_of_the_text_alone(markup):
     document = MarkedUp(unit * 5000, markup)
     document.written([Aligned(text) for text in document.texts])
     assert time.process_time() - begin < 3, unit
+  begin = time.process_time()
+  MarkedUp('<' + 'a' * 80_000, markup)
+  assert time.process_time() - begin < 1
