@@ -77,7 +77,7 @@ def translate(
   Of several processes the leader reads and writes; all of them translate.
   """
   run, group = load(options, runtime_options)
-  languages = group.on_all(lambda: run.choose_target(options.target, options.source))
+  languages = group.on_all(lambda: run.languages(options.target, options.source))
   # What it cannot do is refused before a line is read.
   group.on_all(lambda: run.translator_for(options.n_best, options.request))
   group.say(f'using the checkpoint of {run.checkpoint}')

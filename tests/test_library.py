@@ -203,6 +203,8 @@ def test_mistakes_are_answered(run, toy_run):
     'n_best must be at least 1, or None .*; saw 0': lambda: run.translate(['a'], n_best=0),
     'n_best must be at least 1, or None .*; saw -1': lambda: run.translate(['a'], n_best=-1),
     'one target language and takes no tag; saw --target=fr': lambda: run.translate(['a'], target='fr'),
+    'xx is not a source language of this model; it has de': lambda: run.translate(['a'], source='xx'),
+    'prefix, ban and terms must be Unicode; saw half of': lambda: run.translate(['a'], ban=['b\ud800']),
     r'pairs are \(source, target\) each': lambda: run.score(['a', 'b']),
     'which does not continue text: use translate': lambda: run.generate(['a']),
     'step=1 and checkpoint=.last. each choose a checkpoint': lambda: lingvo_moe.load('x', step=1, checkpoint='last'),

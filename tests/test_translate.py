@@ -194,6 +194,7 @@ def test_a_model_of_several_languages_must_be_told_which(many):
 def test_mistakes_are_answered(run, tmp_path):
   wrong = {
     'one target language and takes no tag; saw --target=en': {'target': 'en'},
+    'zz is not a source language of this model; it has xx': {'source': 'zz'},
     'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},
     '--step and --best each choose a checkpoint': {'step': 1, 'best': True},

@@ -1,6 +1,6 @@
 """Symbols around the tokens of a sentence: its end, and tags of languages, where a model has them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.core.errors import UserError, closest
@@ -84,3 +84,9 @@ def choose_target(
   if requested not in languages:
     raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
   return (source, requested) if both else requested
+
+
+def check_known(role: str, code: str | None, known: Collection[str]) -> None:
+  """Raises UserError where a language is asked that a model does not have; nothing where none is known."""
+  if code is not None and known and code not in known:
+    raise UserError(f'{code:.40} is not a {role} language of this model; it has {", ".join(sorted(known))}')

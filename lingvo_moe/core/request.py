@@ -1,6 +1,7 @@
 """TranslationRequest: what is asked of translations besides their languages and their number."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ from lingvo_moe.core import automaton
 from lingvo_moe.core.continuations import Sampling
 from lingvo_moe.core.errors import UserError, closest
 
+_HALF = re.compile('[\ud800-\udfff]')
 SEARCHES = ('beam', 'sample', 'mbr')
 SAMPLING = Sampling._fields[:4]  # of translations
 SEARCH = {  # fields of a search and their defaults
@@ -60,6 +62,9 @@ class TranslationRequest:
       )
     object.__setattr__(self, 'ban', tuple(word.strip() for word in words[0]))
     object.__setattr__(self, 'terms', tuple((source.strip(), target.strip()) for source, target in terms))
+    for text in (self.prefix, *self.ban, *(word for pair in self.terms for word in pair)):
+      if is_half(text):
+        raise UserError(f'prefix, ban and terms must be Unicode; saw half of a surrogate pair in {text!r:.60}')
     for word in (*self.ban, *(source for source, _ in self.terms)):
       if not any(map(str.isalnum, word)):
         raise UserError(f'a word that is looked for has a letter or a digit; saw {word!r}: leave it out')
@@ -102,6 +107,11 @@ class TranslationRequest:
     if search != 'beam' and self.is_constrained:
       raise UserError(f'prefix, ban and terms are for beam search; saw search={search}: leave them out, or that')
     return search, None if search == 'beam' else values
+
+
+def is_half(text: str) -> bool:
+  """Whether a text holds half of a surrogate pair, so that it cannot be encoded."""
+  return _HALF.search(text) is not None
 
 
 NOTHING = TranslationRequest()

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, overload
 
 from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.language_tags import Languages
-from lingvo_moe.core.request import NOTHING, TranslationRequest
+from lingvo_moe.core.language_tags import Languages, check_known
+from lingvo_moe.core.request import NOTHING, TranslationRequest, is_half
 from lingvo_moe.core.sentences import Paragraphs, TrainingLines
 from lingvo_moe.core.translator import Answers, Hypothesis, Translator
 
@@ -49,6 +49,12 @@ class TextModel(abc.ABC):
   @abc.abstractmethod
   def choose_target(self, requested: str | None, source: str | None = None) -> Languages:
     """Languages for `answer`, given those requested; UserError names the languages there are."""
+
+  def languages(self, target: str | None, source: str | None = None) -> Languages:
+    """Languages for `answer`, as `choose_target`; a source that the model is known not to have is refused too."""
+    chosen = self.choose_target(target, source)
+    check_known('source', source, {known for known, _ in self._pairs})
+    return chosen
 
   def pairs(self) -> list[tuple[str, str]]:
     """(source, target) languages of the model, sorted; empty where none is known."""
@@ -92,7 +98,7 @@ class TextModel(abc.ABC):
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
     request = TranslationRequest.of(**asked)
     translator = self.translator_for(self._wanted(n_best), request)
-    answers = self._translated(translator, sentences, self.choose_target(target, source), source, request)
+    answers = self._translated(translator, sentences, self.languages(target, source), source, request)
     for i, what in answers.notices(self.over_the_length):
       warnings.warn(f'sentence {i} {what}', stacklevel=2)
     return _shaped(answers, n_best, scores or request.alignments)
@@ -114,7 +120,7 @@ class TextModel(abc.ABC):
       raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
     sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
     sources, targets = self._checked('sources', sources), self._checked('targets', targets)
-    translator, languages = self.translator(), self.choose_target(target, source)
+    translator, languages = self.translator(), self.languages(target, source)
     with self.named_in_refusals():
       scored = translator.score(sources, targets, languages)
     for i in scored.truncated:
@@ -230,7 +236,7 @@ class TextModel(abc.ABC):
     if not all(isinstance(text, str) for text in checked):
       raise UserError(f'{name} must be a list of str; saw {texts!r:.80}: put a single one in a list')
     for i, text in enumerate(checked):
-      if any('\ud800' <= c <= '\udfff' for c in text):
+      if is_half(text):
         raise UserError(f'text must be Unicode; {name}[{i}] holds half of a surrogate pair')
     return checked
 

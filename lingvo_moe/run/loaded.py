@@ -74,7 +74,7 @@ class LoadedRun(TextModel):
     if translations is None:
       translations = self.translate(sentences, target, source=source)
     translations = self._checked('translations', translations)
-    return router(sentences, translations, self.choose_target(target, source))
+    return router(sentences, translations, self.languages(target, source))
 
   def translator(self, n_best: int = 1) -> Translator:
     return self._once(('translator', n_best), lambda: self._task.translator(self._runner, n_best))

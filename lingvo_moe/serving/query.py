@@ -8,6 +8,7 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from lingvo_moe.core.request import is_half
 from lingvo_moe.documents.files import Document, Lines
 from lingvo_moe.documents.formats import HTML
 from lingvo_moe.documents.markup import MarkedUp
@@ -55,7 +56,7 @@ class Fields(dict[str, Any]):
       if not isinstance(text, str):
         where = f'; {name}[{number}]' if isinstance(self[name], list) else '; it'
         raise BadQueryError(f'{name} must be a string or a list of strings{where} is {_seen(text)}')
-    if any('\ud800' <= c <= '\udfff' for text in texts for c in text):
+    if any(map(is_half, texts)):
       raise BadQueryError(f'{name} must be Unicode; it holds half of a surrogate pair')
     return texts
 

@@ -13,7 +13,7 @@ import babel
 from aiohttp import web
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.language_tags import Languages
+from lingvo_moe.core.language_tags import Languages, check_known
 from lingvo_moe.core.request import SAMPLING, TranslationRequest
 from lingvo_moe.core.text_model import TextModel
 from lingvo_moe.core.translator import Answers, Hypothesis
@@ -172,9 +172,7 @@ class _Languages:
   def choose(self, source: str | None, target: str | None) -> Languages:
     """Languages to pass to TextModel.answer; UserError names the languages there are."""
     for role, code in (('source', source), ('target', target)):
-      if code is not None and self.known[role] and code not in self.known[role]:
-        known = ', '.join(sorted(self.known[role]))
-        raise UserError(f'{code:.40} is not a {role} language of this model; it has {known}')
+      check_known(role, code, self.known[role])
     if self._must_choose and target is None:
       known = ', '.join(sorted(self.known['target'])) or 'none that is known'
       raise UserError(f'target must be given; one of {known}')

@@ -172,6 +172,10 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
     {'q': 'ab', 'prefix': 'c'},
     {'q': 'ab', 'ban': 5},
     {'q': 'ab', 'terms': ['a']},
+    {'q': 'ab', 'prefix': '\ud800'},
+    {'q': 'ab', 'ban': ['x', 'y\udfff']},
+    {'q': 'ab', 'terms': {'a\ud800': 'b'}},
+    {'q': 'ab', 'terms': ['a=\ud800']},
     {'q': 'ab', 'ban': ['longest']},
     run=run,
   )
@@ -185,7 +189,8 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
       ],
     },
   )
-  messages = "['prefix'] cannot be asked here", *['prefix is a string, ban has words'] * 2, 'constraints leave no room'
+  messages = "['prefix'] cannot be asked here", *['prefix is a string, ban has words'] * 2
+  messages = *messages, *['prefix, ban and terms must be Unicode; saw half of a'] * 4, 'constraints leave no room'
   for (status, answer), message in zip(found[1:], messages, strict=True):
     assert status == 400 and answer['error'].startswith(message), answer
   ask({'q': 'ab', 'ban': 'x', 'terms': {'a': 'b'}}, run=run)
