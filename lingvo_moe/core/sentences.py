@@ -4,6 +4,8 @@ Models that learnt from lines of one sentence each often lose the second sentenc
 sentencex, by rules for each language; it takes a language that it does not know as English.
 """
 
+import bisect
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self
@@ -151,6 +153,38 @@ class _Arranged(NamedTuple):
     return parts[-1]._replace(text=text, score=score, log_prob=log_prob, **values)
 
 
+class Plan(NamedTuple):
+  """Parts of texts, which may be translated at any time and beside others, and how their translations are joined."""
+
+  arranged: Sequence[_Arranged]  # by text
+  cut: Collection[int] = ()  # texts with a sentence that was cut
+  are_samples: bool = False
+
+  @classmethod
+  def of_whole(cls, texts: Iterable[str]) -> Self:
+    """Each text as one part, as it is."""
+    return cls([_Arranged([text], ['', '']) for text in texts])
+
+  @property
+  def parts(self) -> list[str]:
+    return [part for own in self.arranged for part in own.parts]
+
+  @property
+  def ends(self) -> list[int]:
+    """Number of the parts of all texts up to each one."""
+    return list(itertools.accumulate(len(own.parts) for own in self.arranged))
+
+  def joined(self, answers: Any) -> Any:
+    """Answers of the texts, given those of their parts."""
+    ends = self.ends
+    hypotheses = [
+      own.joined(answers.hypotheses[end - len(own.parts) : end], self.are_samples)
+      for own, end in zip(self.arranged, ends, strict=True)
+    ]
+    truncated = sorted({bisect.bisect_right(ends, part) for part in answers.truncated})
+    return answers._replace(hypotheses=hypotheses, truncated=truncated, cut=sorted(self.cut))
+
+
 class Paragraphs:
   """Translator of texts of several sentences, which uses a translator of sentences.
 
@@ -185,36 +219,40 @@ class Paragraphs:
     asked = {'request': request} if request.asked else {}
     if self._mode == 'never' or request.prefix:
       return self._translator.translate(texts, target, progress=progress, known=known, keep=keep, **asked)
-    pieces = [self._split(text, language) for text, language in zip(texts, languages, strict=True)]
-    cut = self._cut(pieces, target)
-    arranged = [_Arranged.of(text, own) for text, own in zip(texts, pieces, strict=True)]
+    plan = self.plan(texts, target, languages, request)
+    arranged, ends = plan.arranged, plan.ends
     of_text = [i for i, own in enumerate(arranged) for _ in own.parts]  # by part
     found: list[list[Any]] = [[None] * len(own.parts) for own in arranged]
-    ends = np.cumsum([len(own.parts) for own in arranged])
-    done, are_samples = 0, self._translator.sampling(request)[0] == 'sample'
+    done = 0
 
     def keep_part(part: int, hypotheses: list[Any]) -> None:
       nonlocal done
       i = of_text[part]
       found[i][part - ends[i]] = hypotheses  # counted from the last
       if None not in found[i]:
-        keep(i, arranged[i].joined(found[i], are_samples))
+        keep(i, arranged[i].joined(found[i], plan.are_samples))
         progress(1)
         done += 1
 
     known_parts = {part for part, i in enumerate(of_text) if i in known}
-    parts = [part for own in arranged for part in own.parts]
-    answers = self._translator.translate(parts, target, known=known_parts, keep=keep_part, **asked)
+    answers = self._translator.translate(plan.parts, target, known=known_parts, keep=keep_part, **asked)
     progress(len(set(range(len(texts))) - set(known)) - done)  # those without tokens
-    hypotheses = [
-      own.joined(answers.hypotheses[end - len(own.parts) : end], are_samples) for own, end in zip(arranged, ends)
-    ]
+    joined = plan.joined(answers)
     for i, own in enumerate(found):
       if None in own and any(own):  # a part has no tokens
-        keep(i, hypotheses[i])
-    return answers._replace(
-      hypotheses=hypotheses, truncated=sorted({of_text[part] for part in answers.truncated}), cut=sorted(cut)
-    )
+        keep(i, joined.hypotheses[i])
+    return joined
+
+  def plan(
+    self, texts: Sequence[str], target: Any, languages: Sequence[str], request: TranslationRequest = NOTHING
+  ) -> Plan:
+    """Parts of texts, each translated alone; arguments as of `translate`."""
+    if self._mode == 'never' or request.prefix:
+      return Plan.of_whole(texts)
+    pieces = [self._split(text, language) for text, language in zip(texts, languages, strict=True)]
+    cut = self._cut(pieces, target)
+    arranged = [_Arranged.of(text, own) for text, own in zip(texts, pieces, strict=True)]
+    return Plan(arranged, cut, self._translator.sampling(request)[0] == 'sample')
 
   def _split(self, text: str, language: str) -> list[str]:
     """Pieces of a text, which together are the text."""

@@ -14,7 +14,7 @@ from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.language_tags import Languages, check_known
 from lingvo_moe.core.request import NOTHING, TranslationRequest, is_half
-from lingvo_moe.core.sentences import Paragraphs, TrainingLines
+from lingvo_moe.core.sentences import Paragraphs, Plan, TrainingLines
 from lingvo_moe.core.translator import Answers, Hypothesis, Translator
 
 Texts = Iterable[str]
@@ -192,6 +192,34 @@ class TextModel(abc.ABC):
       return translator.translate_lines(lines, target)
     return self._translated(translator, lines, target, source, request)
 
+  def plan(
+    self,
+    lines: Sequence[str],
+    target: Languages = None,
+    n_best: int = 1,
+    source: str | None = None,
+    request: TranslationRequest = NOTHING,
+  ) -> Plan:
+    """Parts of lines, for `answer_parts`; arguments as of `answer`."""
+    translator = self.translator_for(n_best, request)
+    if self.training_lines is None:
+      return Plan.of_whole(lines)
+    return self._paragraphs(translator).plan(lines, target, [self._source_of(target, source)] * len(lines), request)
+
+  def answer_parts(
+    self,
+    parts: Sequence[str],
+    target: Languages = None,
+    n_best: int = 1,
+    source: str | None = None,
+    request: TranslationRequest = NOTHING,
+  ) -> Answers:
+    """Answers of parts of lines; arguments as of `answer`."""
+    translator = self.translator_for(n_best, request)
+    if self.training_lines is None:
+      return translator.translate_lines(parts, target)
+    return translator.translate(parts, target, **({'request': request} if request.asked else {}))
+
   def translator_for(self, n_best: int = 1, request: TranslationRequest = NOTHING) -> Translator:
     """The translator; UserError where it does not do what is asked."""
     translator = self.translator(n_best)
@@ -210,11 +238,18 @@ class TextModel(abc.ABC):
     """Answers of texts, by sentences where that is the way of the model."""
     if self.training_lines is None:
       return translator.translate(texts, target)
-    if not source:
-      sources = {target[0]} if isinstance(target, tuple) else {s for s, t in self._pairs if target in (None, t)}
-      source = sources.pop() if len(sources) == 1 else ''
-    paragraphs = Paragraphs(translator, self.split_sentences, self.training_lines, self.max_length)
-    return paragraphs.translate(texts, target, [source] * len(texts), request=request)
+    languages = [self._source_of(target, source)] * len(texts)
+    return self._paragraphs(translator).translate(texts, target, languages, request=request)
+
+  def _paragraphs(self, translator: Translator) -> Paragraphs:
+    return Paragraphs(translator, self.split_sentences, self.training_lines, self.max_length)
+
+  def _source_of(self, target: Languages, source: str | None) -> str:
+    """Language of a source, '' where it is not known."""
+    if source:
+      return source
+    sources = {target[0]} if isinstance(target, tuple) else {s for s, t in self._pairs if target in (None, t)}
+    return sources.pop() if len(sources) == 1 else ''
 
   _pairs = functools.cached_property(lambda self: self.pairs())
 

@@ -1,5 +1,6 @@
-"""Dynamic batching: a thread that computes lines of concurrent requests together."""
+"""Dynamic batching: a thread that computes parts of lines of concurrent requests together."""
 
+import bisect
 import collections
 import contextlib
 import dataclasses
@@ -25,9 +26,10 @@ class QueueFullError(Exception):
 
 @dataclasses.dataclass(eq=False)
 class _Request:
-  """Lines of a request, how many were taken into a batch, and their answers by line."""
+  """Parts of a request's lines, how many were taken into a batch, and their answers by part."""
 
-  lines: Sequence[str]
+  parts: Sequence[Any]
+  ends: Sequence[int]  # parts of all lines up to each one
   key: Hashable
   taken: int = 0
   hypotheses: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
@@ -36,32 +38,39 @@ class _Request:
   future: futures.Future[Answers] = dataclasses.field(default_factory=futures.Future)
 
   @property
+  def left(self) -> int:
+    """Number of parts that wait."""
+    return len(self.parts) - self.taken
+
+  @property
   def waiting(self) -> int:
-    return len(self.lines) - self.taken
+    """Number of lines with parts that wait."""
+    return len(self.ends) - bisect.bisect_right(self.ends, self.taken)
 
 
 @dataclasses.dataclass(eq=False)
 class Batcher:
   """Computes lines of requests in batches, in a thread of its own.
 
-  A batch begins when a line is there, and waits a little for others. It takes a line of each request of one key in
-  turn, so that a long request does not hold up short ones. Lines that arrive while a batch is computed are in the next.
+  A line has one part or several, its sentences. A batch begins when a part is there, and waits a little for others. It
+  takes a part of each request of one key in turn, so that neither many lines nor a long one hold up short requests.
+  Parts that arrive while a batch is computed are in the next.
   """
 
-  # (lines, key) -> hypotheses and truncated, as LoadedRun.answer does; called by one thread
+  # (parts, key) -> hypotheses and truncated, as TextModel.answer_parts does; called by one thread
   answer: Callable[[list[str], Any], Answers]
   _: dataclasses.KW_ONLY
-  max_lines: int = 64  # lines of a batch, at most
-  wait: float = 0.005  # seconds that a batch waits for more lines after the first has arrived
+  max_lines: int = 64  # parts of a batch, at most
+  wait: float = 0.005  # seconds that a batch waits for more parts after the first has arrived
   max_waiting: int = 1000  # lines that may wait; a request beyond is refused
-  # called after each batch with its number of lines and the seconds it took
+  # called after each batch with its number of parts and the seconds it took
   observe: Callable[[int, float], object] = lambda lines, seconds: None
 
   def __post_init__(self):
     self._requests: list[_Request] = []  # those with lines that wait
     self._first_arrival = 0.0
     self._closed = False
-    self._lines_per_second = 0.0
+    self._parts_per_second = 0.0
     self._changed = threading.Condition()
     self._thread = threading.Thread(target=self._run, name='batcher', daemon=True)
     self._thread.start()
@@ -72,22 +81,32 @@ class Batcher:
     with self._changed:  # which the thread that has it may enter again
       return sum(request.waiting for request in self._requests)
 
-  def submit(self, lines: Sequence[str], key: Hashable) -> futures.Future[Answers]:
-    """Queues the lines of a request; only lines of equal keys are computed together.
+  @property
+  def _left(self) -> int:
+    """Number of parts that wait."""
+    return sum(request.left for request in self._requests)
 
-    Cancelling the future takes lines that still wait out of the queue.
+  def submit(self, parts: Sequence[Any], key: Hashable, ends: Sequence[int] | None = None) -> futures.Future[Answers]:
+    """Queues the parts of a request's lines; only those of equal keys are computed together. Answers are of parts.
+
+    Cancelling the future takes parts that still wait out of the queue.
+
+    Args:
+      parts: of all lines.
+      key: of the request.
+      ends: number of parts of all lines up to each one; None: each is a line.
 
     Raises:
       QueueFullError: there is no room for so many lines, or the batcher is closed.
     """
-    request = _Request(lines, key)
-    if not lines:
+    request = _Request(parts, range(1, len(parts) + 1) if ends is None else ends, key)
+    if not parts:
       request.future.set_result(Answers([], []))
       return request.future
     with self._changed:
       waiting = self.waiting
-      if self._closed or waiting + len(lines) > self.max_waiting:
-        seconds = math.ceil(waiting / self._lines_per_second) if self._lines_per_second else 1
+      if self._closed or waiting + len(request.ends) > self.max_waiting:
+        seconds = math.ceil(self._left / self._parts_per_second) if self._parts_per_second else 1
         raise QueueFullError(waiting, min(max(seconds, 1), _LONGEST_RETRY))
       if not self._requests:
         self._first_arrival = time.monotonic()
@@ -104,7 +123,7 @@ class Batcher:
     self._thread.join()
 
   def _forget(self, request: _Request) -> None:
-    """Takes the lines of a request that is done, or was cancelled, out of the queue."""
+    """Takes the parts of a request that is done, or was cancelled, out of the queue."""
     with self._changed, contextlib.suppress(ValueError):
       self._requests.remove(request)
 
@@ -115,15 +134,15 @@ class Batcher:
       seconds = time.monotonic() - begin
       pace = len(batch) / max(seconds, 1e-6)
       with self._changed:
-        self._lines_per_second = 0.9 * self._lines_per_second + 0.1 * pace if self._lines_per_second else pace
+        self._parts_per_second = 0.9 * self._parts_per_second + 0.1 * pace if self._parts_per_second else pace
       self.observe(len(batch), seconds)
 
   def _next_batch(self) -> list[tuple[_Request, int]]:
-    """Lines of the next batch, (request, number of the line) each; empty when closed and done."""
+    """Parts of the next batch, (request, number of the part) each; empty when closed and done."""
     with self._changed:
       while True:
         self._changed.wait_for(lambda: self._requests or self._closed)
-        enough = lambda: self.waiting >= self.max_lines or self._closed or not self._requests
+        enough = lambda: self._left >= self.max_lines or self._closed or not self._requests
         self._changed.wait_for(enough, self._first_arrival + self.wait - time.monotonic())
         if self._requests or self._closed:  # else all were cancelled
           return self._take()
@@ -135,21 +154,21 @@ class Batcher:
       request = alike.popleft()
       batch.append((request, request.taken))
       request.taken += 1
-      if request.waiting:
+      if request.left:
         alike.append(request)
     served = {request for request, _ in batch}  # they come last next time
-    self._requests = sorted((request for request in self._requests if request.waiting), key=served.__contains__)
+    self._requests = sorted((request for request in self._requests if request.left), key=served.__contains__)
     self._first_arrival = 0.0  # what is left has waited
     return batch
 
   def _compute(self, batch: list[tuple[_Request, int]]) -> None:
-    """Answers the lines of a batch; where that fails, those of each request alone, so that one request fails."""
+    """Answers the parts of a batch; where that fails, those of each request alone, so that one request fails."""
     batch = [(request, i) for request, i in batch if not request.future.done()]
     if not batch:
       return
     requests = list(dict.fromkeys(request for request, _ in batch))
     try:
-      answered = self.answer([request.lines[i] for request, i in batch], batch[0][0].key)
+      answered = self.answer([request.parts[i] for request, i in batch], batch[0][0].key)
     except Exception as e:
       if len(requests) == 1:
         _settle(requests[0].future.set_exception, e)
@@ -162,8 +181,8 @@ class Batcher:
       request.truncated += [i] * (number in answered.truncated)
       request.cut += [i] * (number in answered.cut)
     for request in requests:
-      if len(request.hypotheses) == len(request.lines):
-        hypotheses = [request.hypotheses[i] for i in range(len(request.lines))]
+      if len(request.hypotheses) == len(request.parts):
+        hypotheses = [request.hypotheses[i] for i in range(len(request.parts))]
         _settle(request.future.set_result, Answers(hypotheses, sorted(request.truncated), sorted(request.cut)))
 
 

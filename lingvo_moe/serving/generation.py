@@ -23,8 +23,8 @@ class Generation(Service):
     super().__init__(*arguments)
     self.routes = {'/generate': Route(POST, self._generate)}
 
-  def answer(self, lines: list[Request], key: int) -> Answers:
-    return Answers(self.run.translator(key).complete(lines), [])
+  def answer(self, parts: list[Request], key: int) -> Answers:
+    return Answers(self.run.translator(key).complete(parts), [])
 
   async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
     fields = await self.fields(request)

@@ -44,16 +44,19 @@ class Service:
   def __init__(self, run: TextModel, limits: Limits, origins: Origins) -> None:
     self.run, self.limits, self.origins = run, limits, origins
 
-  def answer(self, lines: list[Any], key: Any) -> Answers:
-    """Answers lines of one key; called by the batcher's thread."""
+  def answer(self, parts: list[Any], key: Any) -> Answers:
+    """Answers parts of lines of one key; called by the batcher's thread."""
     raise NotImplementedError
 
-  async def compute(self, lines: Sequence[Any], key: Hashable) -> Answers:
-    """The answers of a batch; cancelled with the handler when the client hangs up."""
-    if len(lines) > self.batcher.max_waiting:
-      most = self.batcher.max_waiting
-      raise BadQueryError(f'q has {len(lines)} lines; at most {most} are taken at once', 413)
-    return await asyncio.wrap_future(self.batcher.submit(lines, key))
+  def check_count(self, count: int) -> None:
+    """Refuses more lines than may wait."""
+    if count > (most := self.batcher.max_waiting):
+      raise BadQueryError(f'q has {count} lines; at most {most} are taken at once', 413)
+
+  async def compute(self, parts: Sequence[Any], key: Hashable, ends: Sequence[int] | None = None) -> Answers:
+    """The answers of a batch; cancelled with the handler when the client hangs up. Arguments as of Batcher.submit."""
+    self.check_count(len(parts) if ends is None else len(ends))
+    return await asyncio.wrap_future(self.batcher.submit(parts, key, ends))
 
   async def fields(self, request: web.BaseRequest, most: int | None = None) -> Fields:
     """Fields of the body of a request."""

@@ -48,8 +48,8 @@ class Translation(Service):
       '/frontend/settings': Route((*GET, 'POST'), self._settings),
     }
 
-  def answer(self, lines: list[str], key: _Key) -> Answers:
-    return self.run.answer(lines, *key)
+  def answer(self, parts: list[str], key: _Key) -> Answers:
+    return self.run.answer_parts(parts, *key)
 
   async def _choose(
     self, query: query_lib.Fields, texts: Sequence[str]
@@ -77,9 +77,15 @@ class Translation(Service):
     return request
 
   async def _answers(self, texts: Sequence[str], key: _Key) -> Answers:
-    """Answers of texts; constraints that ask for more than a translation has room for are the mistake of a client."""
+    """Answers of texts, which share batches by their sentences.
+
+    Constraints that ask for more than a translation has room for are the mistake of a client.
+    """
+    self.check_count(len(texts))
     try:
-      return await self.compute(texts, key)
+      plan = await asyncio.to_thread(self.run.plan, texts, *key)
+      answers = await self.compute(plan.parts, key, plan.ends)
+      return await asyncio.to_thread(plan.joined, answers)
     except UserError as e:
       raise BadQueryError(str(e)) if key[-1].is_constrained else e from None
 

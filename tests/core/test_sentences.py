@@ -10,6 +10,7 @@ import pytest
 from lingvo_moe.core import sentences
 from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.request import TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.translator import Answers, Hypothesis, Translator
 
@@ -187,6 +188,23 @@ def test_a_text_is_kept_when_all_its_sentences_are_done_and_a_known_one_is_left_
   )
   assert kept == {0: 'EINS. ZWEI.', 2: 'DREI.', 4: 'SECHS.\n\ufffd'} and sum(counts) == 4
   assert translator.seen == ['Eins.', 'Zwei.', '', 'Drei.', 'Sechs.', '\ufffd'] and len(answers.hypotheses) == 5
+
+
+def test_a_plan_has_the_parts_of_each_text_and_joins_what_is_translated_elsewhere():
+  texts = ['Eins. Zwei.', '', 'Als der Hund kam, ging die Katze, und der Vogel sang lange.', 'x']
+  paragraphs = sentences.Paragraphs(Capitals(), 'auto', ONE_EACH, 40)
+  plan = paragraphs.plan(texts, None, ['de'] * 4)
+  assert plan.parts[:3] == ['Eins.', 'Zwei.', ''] and plan.ends == [2, 3, 5, 6]
+  answers = Answers([[Hypothesis(part.upper(), 0.0, 0.0)] for part in plan.parts], [1, 5])
+  joined = plan.joined(answers)
+  assert [h.text for (h,) in joined.hypotheses] == [text.upper() for text in texts]
+  assert (joined.truncated, joined.cut) == ([0, 3], [2])
+  whole = sentences.Paragraphs(Capitals(), 'never', ONE_EACH, 40).plan([' a. b.\n'], None, ['de'])
+  assert whole.parts == [' a. b.\n'] and whole.joined(Answers([[Hypothesis('x ', 1.0, 2.0)]], [])).hypotheses == [
+    [Hypothesis('x ', 1.0, 2.0)]
+  ]
+  prefixed = paragraphs.plan(['Eins. Zwei.'], None, ['de'], TranslationRequest(prefix='A'))
+  assert prefixed.parts == ['Eins. Zwei.']
 
 
 def test_any_text_comes_back_whole():

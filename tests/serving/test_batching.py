@@ -94,6 +94,27 @@ def test_a_long_request_leaves_room_for_short_ones_and_keeps_its_order(echo, bat
   assert [lines for lines, _ in echo.batches[1:]] == [['0', 'short', '1', '2'], ['3', '4', '5', '6']]
 
 
+def test_a_long_line_is_shared_and_counted_by_its_parts_and_lines(echo, batcher):
+  begin(batcher, echo)
+  long = batcher.submit(list('abcdefghijklm'), 'en', [12, 13])
+  short = batcher.submit(['short'], 'en')
+  assert batcher.waiting == 3
+  with pytest.raises(QueueFullError, match='3 lines are waiting'):
+    batcher.submit(['x'] * 8, 'en')
+  echo.go.set()
+  assert long.result(30).hypotheses == [[c] for c in 'ABCDEFGHIJKLM'] and short.result(30)
+  assert [lines for lines, _ in echo.batches[1:3]] == [['a', 'short', 'b', 'c'], list('defg')]
+
+
+def test_parts_of_a_line_that_is_cancelled_leave_the_queue(echo, batcher):
+  begin(batcher, echo)
+  gone = batcher.submit(list('abcdefghi'), 'en', [9])
+  assert batcher.waiting == 1 and gone.cancel() and batcher.waiting == 0
+  stays = batcher.submit(['stays'], 'en')
+  echo.go.set()
+  assert stays.result(30).hypotheses == [['STAYS']] and echo.batches[1:] == [(['stays'], 'en')]
+
+
 def test_truncated_lines_are_numbered_within_their_request(echo, batcher):
   begin(batcher, echo)
   first, second = batcher.submit(['a', 'long b'], 'en'), batcher.submit(['long c'], 'en')

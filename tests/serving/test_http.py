@@ -17,6 +17,7 @@ import aiohttp
 
 from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.sentences import Plan, _Arranged, sentences
 from lingvo_moe.core.translator import Answers
 from lingvo_moe.serving import http_app, server, service
 from lingvo_moe.serving.connections import Connections
@@ -29,6 +30,8 @@ JSON, FORM = 'application/json', 'application/x-www-form-urlencoded'
 
 class Hypothesis(NamedTuple):
   text: str
+  score: float = 0.0
+  log_prob: float = 0.0
   alignment: Alignment | None = None
 
 
@@ -69,7 +72,10 @@ class Stub:
     if not set(request.asked) <= set(self.able):
       raise UserError(f'{request.asked} cannot be asked here')
 
-  def answer(self, lines, target, n_best, source, request):
+  def plan(self, lines, *key):
+    return Plan.of_whole(lines)
+
+  def answer_parts(self, lines, target, n_best, source, request):
     self.batches.append((lines, target, n_best))
     self.asked = request
     if 'longest' in request.ban:
@@ -82,6 +88,13 @@ class Stub:
     if request.alignments:
       hypotheses = [[self.aligned(line, h) for h in found] for line, found in zip(lines, hypotheses)]
     return Answers(hypotheses, [i for i, line in enumerate(lines) if len(line) > 10])
+
+
+class BySentence(Stub):
+  """A run that splits lines into sentences."""
+
+  def plan(self, lines, *key):
+    return Plan([_Arranged.of(line, sentences(line, 'en')) for line in lines])
 
 
 def with_client(test, run=None, **options):
@@ -639,6 +652,34 @@ def test_lines_of_a_client_that_hangs_up_are_not_translated():
   answer, metrics = with_client(test, run)
   assert answer == {'translatedText': 'tsrif'} and [lines for lines, *_ in run.batches] == [['first']]
   assert 'lingvo_moe_requests_total{path="/translate",status="499"} 1.0' in metrics
+
+
+@pytest.mark.parametrize('leaves', [False, True])
+def test_a_long_line_shares_batches_by_its_sentences_and_those_of_a_client_that_left_are_not_translated(leaves):
+  line = ('Ab cd. ' * 5000).strip()
+
+  async def test(client, run, app):
+    run.go.clear()
+    post = lambda q: asyncio.create_task(client.post('/translate', json={'q': q}))
+    long = post(line)
+    while not run.batches:
+      await asyncio.sleep(0.001)
+    short = post('short')
+    while app.batcher.waiting < 2:
+      await asyncio.sleep(0.001)
+    if leaves:
+      long.cancel()
+      while app.batcher.waiting > 1:
+        await asyncio.sleep(0.001)
+    run.go.set()
+    answers = [await (await one).json() for one in (short, *([] if leaves else [long]))]
+    return [answer['translatedText'] for answer in answers]
+
+  run = BySentence()
+  short, *long = with_client(test, run, max_waiting=2)
+  assert short == 'trohs' and long == ([] if leaves else [line.replace('Ab cd.', '.dc bA')])
+  assert 'short' in run.batches[1][0]
+  assert len(run.batches) == (2 if leaves else 79)
 
 
 def test_a_failure_tells_nothing_and_the_log_all(capsys):
