@@ -37,7 +37,9 @@ class Options(checkpoint_flags.TextOptions):
 
   host: str = flag('127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
   port: int = flag(5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
-  max_batch_lines: int = flag(64, 'Lines, or sentences of lines of several, that are translated together.', lower_bound=1)
+  max_batch_lines: int = flag(
+    64, 'Lines, or sentences of lines of several, that are translated together.', lower_bound=1
+  )
   batch_wait_ms: float = flag(
     5.0, 'Milliseconds that a line waits for others to join it.', lower_bound=0, upper_bound=1e6
   )

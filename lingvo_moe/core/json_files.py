@@ -34,6 +34,7 @@ class Kind:
 TEXT = Kind('a string', lambda value: isinstance(value, str))
 INTEGER = Kind('an integer', lambda value: type(value) is int)  # True is none
 NUMBER = Kind('a number', lambda value: type(value) in (int, float))
+BOOLEAN = Kind('true or false', lambda value: isinstance(value, bool))
 OBJECT = Kind('an object', lambda value: isinstance(value, dict))
 PLAIN_OBJECT = Kind(
   'an object whose strings have neither NUL nor half of a surrogate pair',
@@ -54,6 +55,16 @@ def by_name(kind: Kind, empty: bool = True) -> Kind:
 def list_of(kind: Kind) -> Kind:
   """List whose items are of a kind."""
   return Kind(f'a list, each item {kind.name}', lambda value: isinstance(value, list) and all(map(kind.fits, value)))
+
+
+def between(kind: Kind, least: float, most: float) -> Kind:
+  """INTEGER or NUMBER within bounds."""
+  return Kind(f'{kind.name} from {least} to {most}', lambda value: kind.fits(value) and least <= value <= most)
+
+
+def one_of(*texts: str) -> Kind:
+  """One of some strings."""
+  return Kind(' or '.join(map(repr, texts)), lambda value: isinstance(value, str) and value in texts)
 
 
 def optional(kind: Kind) -> Kind:

@@ -10,8 +10,6 @@ from lingvo_moe.engine import manifest
 from lingvo_moe.engine.graph import available_threads
 from lingvo_moe.engine.lanes import Lanes
 
-_LATER = {'length_norm_k': LengthNorm(0).k, 'tag_sides': 'source'}  # which exports of earlier versions lack
-
 
 class ExportedModel(TextModel):
   """Model in the folder of an export, of a task that a subclass knows; a TextModel.
@@ -23,7 +21,7 @@ class ExportedModel(TextModel):
   """
 
   def __init__(self, path: str, threads: int | None, graphs: Sequence[str]) -> None:
-    self.settings = settings = {**_LATER, **manifest.read(path)}  # values of the manifest
+    self.settings = settings = manifest.read(path)  # values of the manifest
     self.path, self.model, self.step = path, settings['model'], settings['step']
     # The manifest has the hashes of all files.
     self.fingerprint = files.sha256(os.path.join(path, manifest.MANIFEST))[:16]

@@ -29,6 +29,7 @@ class LanguageModel(ExportedModel):
     super().__init__(path, threads, ('decoder', 'reader'))
     name = self.settings['vocab']
     self.vocab = text_vocab.read(name if name == 'byte' else os.path.join(path, name))
+    self.lanes.expect(self.beam_size if self.settings['search'] == 'beam' else 1, self.vocab.size)
 
   def translator(self, n_best: int = 1) -> Continuer:
     return Continuer(self, n_best)

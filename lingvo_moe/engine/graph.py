@@ -7,7 +7,7 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,12 +33,14 @@ class Graph:
   """
 
   def __init__(self, path: str, threads: int) -> None:
-    self._interpreter, self._mapped = open_file(path, threads), _mapped(path)
+    self._path, self._interpreter, self._mapped = path, open_file(path, threads), _mapped(path)
     self.release()
-    signature = self._interpreter.get_signature_runner()
+    with refused(path):
+      signature = self._interpreter.get_signature_runner()
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
     # By name; a size of -1 is one that `resize` gives.
-    self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}
+    shapes_of = lambda details: {name: tuple(map(int, of['shape_signature'])) for name, of in details.items()}
+    self.shapes, self.output_shapes = shapes_of(inputs), shapes_of(outputs)
     self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
     self.sizes: Shapes = {}  # the shapes that `resize` gave
     self.inputs, self.outputs = list(inputs), list(outputs)  # names
@@ -47,10 +49,10 @@ class Graph:
     """Gives inputs their shapes. If any changes, the contents of all inputs are lost."""
     if sizes == self.sizes:
       return
-    for name, shape in sizes.items():
-      self._interpreter.resize_tensor_input(self._index[name], shape)
-    with contextlib.nullcontext() if self.sizes else quiet.without_messages(_MESSAGES):  # the runtime greets once
-      self._interpreter.allocate_tensors()
+    with refused(self._path), contextlib.nullcontext() if self.sizes else quiet.without_messages(_MESSAGES):
+      for name, shape in sizes.items():
+        self._interpreter.resize_tensor_input(self._index[name], shape)
+      self._interpreter.allocate_tensors()  # the runtime greets once
     self.sizes = dict(sizes)
 
   def input(self, name: str) -> np.ndarray:
@@ -66,7 +68,8 @@ class Graph:
 
   def run(self) -> None:
     """Computes the outputs of the inputs."""
-    self._interpreter.invoke()
+    with refused(self._path):
+      self._interpreter.invoke()
 
   def release(self) -> None:
     """Takes the file's pages out of memory: weights are packed, and rows of embeddings are read again when needed."""
@@ -84,6 +87,15 @@ def open_file(path: str, threads: int) -> Interpreter:
     return Interpreter(path, num_threads=threads)
   except (ValueError, RuntimeError) as e:
     raise UserError(f'{path} could not be read ({errors.reason(e)}): export the run again') from None
+
+
+@contextlib.contextmanager
+def refused(path: str) -> Iterator[None]:
+  """Lets what the runtime refuses be a UserError that names the file."""
+  try:
+    yield
+  except (ValueError, RuntimeError) as e:
+    raise UserError(f'{path} does not compute what its export needs ({errors.reason(e)}): export the run again') from e
 
 
 def _mapped(path: str) -> list[tuple[int, int]]:

@@ -32,6 +32,11 @@ class Lanes:
     self._threads, self._loading, self._idle = threads, threading.Lock(), {}
     experts = functools.cache(lambda path: stages.Experts(path, max(1, threads // _LANES)))
     self._load = lambda threads: [stages.load(folder, name, threads, experts) for name in names]
+    self._folder, self._expected = folder, None
+
+  def expect(self, width: int, symbols: int) -> None:
+    """Lets graphs be refused when they are loaded, unless the first is a step of so many hypotheses and symbols."""
+    self._expected = width, symbols
 
   def batches(self, lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Numbers of the texts that have a length, longest first, in batches: so many tokens with padding in all lanes."""
@@ -68,6 +73,8 @@ class Lanes:
     with self._loading:
       if count not in self._idle:
         loaded = [self._load(self._threads // count) for _ in range(count)]
+        for graphs in loaded if self._expected else ():
+          stages.check(self._folder, *graphs, *self._expected)
         self._idle[count] = queue.SimpleQueue()
         for graphs in loaded:
           self._idle[count].put(graphs)

@@ -6,13 +6,15 @@ Stage i ends where the experts of a layer begin, and stage i + 1 begins where th
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_moe.engine.graph import Graph, Shapes, open_file
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.engine.graph import Graph, Shapes, open_file, refused
 
 # Outputs of a stage, [G, S, M], [G, S, R] twice and [B, T, M], and inputs of the next.
 TO_EXPERTS = ('to_tokens', 'to_experts', 'to_weights', 'to_residual')
@@ -33,11 +35,44 @@ def load(folder: str, name: str, threads: int, experts: Callable[[str], Experts]
   stages = files_of(lambda number: os.path.join(folder, file_of_stage(name, number)))
   of_layers = files_of(lambda number: os.path.join(folder, file_of_experts(name, number)))
   of_layers = of_layers or files_of(lambda number: os.path.join(folder, file_of_experts('decoder', number)))
-  stages = [Graph(path, threads) for path in stages]
-  graph = StagedGraph(stages, [experts(path) for path in of_layers[: len(stages) - 1]])
+  stages, of_layers = [Graph(path, threads) for path in stages], [experts(path) for path in of_layers]
+  for i, stage in enumerate(stages):
+    is_last, following = i == len(stages) - 1, stages[i + 1 :]
+    fits = is_last != ({*TO_EXPERTS} <= {*stage.outputs}) and (i > 0) == ({*FROM_EXPERTS} <= {*stage.inputs})
+    if not fits or (not is_last and (i >= len(of_layers) or not of_layers[i].fits(stage, following[0]))):
+      raise _mixed(os.path.join(folder, file_of_stage(name, i)), 'it does not fit the stages and experts beside it')
+  graph = StagedGraph(stages, of_layers)
   graph.resize({name: tuple(max(size, 1) for size in shape) for name, shape in graph.shapes.items()})
   graph.release()
   return graph
+
+
+def check(folder: str, decoder: StagedGraph, other: StagedGraph, width: int, symbols: int) -> None:
+  """Raises UserError unless the decoder makes a step of so many hypotheses and symbols, and the other graph serves it.
+
+  The other one is an encoder, whose results the decoder reads, or a reader of prompts, which writes its cache.
+  """
+  caches = {name: shape for name, shape in decoder.shapes.items() if name.startswith('cache_')}
+  memory = {name: shape for name, shape in decoder.shapes.items() if name.startswith('memory_')}
+  own, theirs = decoder.output_shapes, other.output_shapes
+  given = memory or {name.replace('cache_', 'new_', 1): shape for name, shape in caches.items()}
+  features = lambda shapes: {name: (shape[1], shape[3]) for name, shape in shapes.items() if len(shape) == 4}
+  new = features({name.replace('cache_', 'new_', 1): shape for name, shape in caches.items()})
+  wrong = {
+    'its inputs are others': not {'ids', 'live', 'mask', *caches} <= {*decoder.shapes} or not caches,
+    'its results are others': not {'best', 'symbols', 'log_z', 'logits', *new} <= {*own}
+    or features(own) | new != features(own),
+    f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
+    f'it has no {symbols} symbols': math.prod(own.get('logits', ())[2:]) != symbols,
+    'the graph beside it gives it other arrays': features(given) != features(theirs) or other.inputs != ['ids'],
+  }
+  for problem, is_so in wrong.items():
+    if is_so:
+      raise _mixed(os.path.join(folder, file_of_stage('decoder', 0)), problem)
+
+
+def _mixed(path: str, problem: str) -> UserError:
+  return UserError(f'{path} is of another export ({problem}): copy the whole folder again, or export the run again')
 
 
 class Experts:
@@ -45,8 +80,16 @@ class Experts:
 
   def __init__(self, path: str, threads: int) -> None:
     interpreter = open_file(path, threads)
-    self._experts = [interpreter.get_signature_runner(str(e)) for e in range(len(interpreter.get_signature_list()))]
-    self._lock = threading.Lock()
+    with refused(path):
+      count = len(interpreter.get_signature_list())
+      self._experts = [interpreter.get_signature_runner(str(e)) for e in range(count)]
+    self._path, self._lock = path, threading.Lock()
+
+  def fits(self, before: Graph, behind: Graph) -> bool:
+    """Whether it takes the rows of the stage before, and gives those of the one behind."""
+    rows = [runner.get_input_details().get('rows', {'shape_signature': [0]}) for runner in self._experts]
+    sizes = {int(details['shape_signature'][-1]) for details in rows}
+    return sizes == {before.output_shapes['to_tokens'][-1]} == {behind.shapes.get('from_experts', (0,))[-1]}
 
   def __call__(self, tokens_GSM: np.ndarray, expert_GSR: np.ndarray, weight_GSR: np.ndarray) -> np.ndarray:
     """Weighted sum [F, M], for each token, of the outputs of the experts of weight above 0."""
@@ -56,7 +99,7 @@ class Experts:
     order_X = np.argsort(expert_X, kind='stable')
     ends_E = np.bincount(expert_X, minlength=len(self._experts)).cumsum()
     outputs_FM = np.zeros_like(tokens_FM)
-    with self._lock:
+    with self._lock, refused(self._path):
       for expert, own in zip(self._experts, np.split(order_X, ends_E[:-1]), strict=True):
         if len(own):
           outputs_FM[token_X[own]] += weight_X1[own] * expert(rows=tokens_FM[token_X[own]])['outputs']
@@ -72,6 +115,7 @@ class StagedGraph:
     self.inputs = own((name for stage in stages for name in stage.inputs), FROM_EXPERTS)
     self.outputs = own((name for stage in stages for name in stage.outputs), TO_EXPERTS)
     self.shapes = {name: shape for stage in stages for name, shape in stage.shapes.items() if name in self.inputs}
+    self.output_shapes = {n: shape for stage in stages for n, shape in stage.output_shapes.items() if n in self.outputs}
     self._stage_of = {name: stage for stage in reversed(stages) for name in (*stage.inputs, *stage.outputs)}
     self.sizes: Shapes = {}
 

@@ -13,12 +13,12 @@ import numpy as np
 from lingvo_moe.core import language_tags, minimum_bayes_risk, translator
 from lingvo_moe.core.continuations import Request
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.core.request import NOTHING, SEARCH, TranslationRequest
+from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.text_constraints import TextConstraints
 from lingvo_moe.core.translator import Answers, Hypothesis, Scored
 from lingvo_moe.core.visible_text import is_empty
-from lingvo_moe.core.vocab import BOS, EOS, Vocab
+from lingvo_moe.core.vocab import EOS, Vocab
 from lingvo_moe.engine import search
 from lingvo_moe.engine.exported import ExportedModel
 from lingvo_moe.engine.sampling import draw
@@ -29,11 +29,16 @@ class TranslationModel(ExportedModel):
 
   def __init__(self, path: str, threads: int | None = None) -> None:
     super().__init__(path, threads, ('decoder', 'encoder'))
-    self.settings = {**SEARCH, **self.settings}
     self.tag_sides = self.settings['tag_sides']
-    get = self.settings.get  # likewise
-    self.training_lines = TrainingLines(get('several_sentences'), get('long_line'))
+    self.training_lines = TrainingLines(*map(self.settings.get, ('several_sentences', 'long_line')))
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
+    symbols = self.settings['begin'], *self.settings['tags'].values()
+    if max(symbols) >= min(self.source.size, self.target.size):
+      raise UserError(
+        f'begin and tags of {path} must be symbols of its vocabularies; saw {max(symbols)} of '
+        f'{min(self.source.size, self.target.size)}: export the run again'
+      )
+    self.lanes.expect(self.beam_size, self.target.size)
 
   def choose_search(self, values: Mapping[str, Any]) -> None:
     """Puts values in place of those that it was exported with."""
@@ -63,7 +68,7 @@ class Translator(translator.Translator):
   def __init__(self, model: TranslationModel, n_best: int = 1) -> None:
     self._model, self.n_best = model, n_best
     self.target_vocab = model.target
-    self._begin = model.settings.get('begin', BOS)  # an earlier version has none
+    self._begin = model.settings['begin']
 
   def configured(self, name: str) -> Any:
     return self._model.settings[name]

@@ -29,7 +29,9 @@ class Metrics:
     about = 'HTTP requests by path and status; 499: the client hung up.'
     self._requests = make(Counter, 'requests', about, 'path', 'status')
     self._seconds = make(Histogram, 'request_seconds', 'Seconds from request to answer.', 'path', buckets=_SECONDS)
-    self.batch_lines = make(Histogram, 'batch_lines', 'Lines of a batch, or sentences of lines of several.', buckets=_LINES)
+    self.batch_lines = make(
+      Histogram, 'batch_lines', 'Lines of a batch, or sentences of lines of several.', buckets=_LINES
+    )
     self.batch_seconds = make(Histogram, 'batch_seconds', 'Seconds to translate a batch.', buckets=_SECONDS)
     self.truncated = make(Counter, 'truncated_lines', 'Lines over the length limit, translated in part.')
 

@@ -22,7 +22,8 @@ from ai_edge_litert.interpreter import Interpreter
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
-from lingvo_moe.core import translator
+from lingvo_moe.core import files as files_lib
+from lingvo_moe.core import json_files, translator
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.engine import exported, manifest, search, stages, translation
@@ -473,6 +474,82 @@ def test_a_damaged_export_is_refused_in_one_line(folders, tmp_path, name, change
   with pytest.raises(UserError, match=message) as e:
     lingvo_moe.load(str(tmp_path / 'out'))
   assert '\n' not in str(e.value)
+
+
+@pytest.fixture
+def rewritten(folders, tmp_path):
+  """Function that makes an export with other values in its manifest, None: no such value, and other files; its path."""
+  numbers = itertools.count()
+
+  def make(values, files=None, of='float32'):
+    source, folder = folders[of], tmp_path / str(next(numbers))
+    shutil.copytree(source, folder, copy_function=os.link)
+    about = json_files.read(str(folder / 'manifest.json'))
+    for name, other in (files or {}).items():
+      (folder / name).unlink(missing_ok=True)
+      about['files'].pop(name, None)
+      if other:
+        shutil.copy(other, folder / name)
+        about['files'][name] = files_lib.sha256(str(folder / name))
+    about = {name: value for name, value in {**about, **values}.items() if value is not MISSING}
+    (folder / 'manifest.json').unlink()
+    (folder / 'manifest.json').write_text(json_files.dump(about))
+    return str(folder)
+
+  return make
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    ({'beam_size': 3}, 'decoder.tflite is of another export .it has no 3 hypotheses'),
+    ({'max_length': MISSING}, "'max_length' must be an integer from 3 to 1000000; saw none"),
+    ({'begin': 10**6}, 'begin and tags of .* must be symbols of its vocabularies; saw 1000000 of 2'),
+    ({'tags': {'de': 10**6}}, 'begin and tags of .* must be symbols of its vocabularies'),
+    ({'task': 'language'}, "'vocab' must be a string; saw none"),
+  ],
+)
+def test_a_manifest_that_is_not_of_its_graphs_and_vocabularies_is_refused(rewritten, values, message):
+  with pytest.raises(UserError, match=message):
+    lingvo_moe.load(rewritten(values)).translate(SENTENCES[:1])
+
+
+@pytest.fixture(scope='module')
+def others(tmp_path_factory):
+  """Exports of models with other layers and sizes, by name."""
+  made = {}
+  for name, fields in {
+    'dense': {'num_experts': 0},
+    'wide': {'num_experts': 4, 'model_dim': 24, 'num_heads': 3},
+  }.items():
+    made[name] = tmp_path_factory.mktemp(name)
+    config = tiny_config.make(**fields).for_inference()
+    program = config.program()
+    weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
+    litert_export.save(str(made[name]), program, EngineParts(graphs.make(config), {}, {}), weights, {}, 'float32')
+  return made
+
+
+def test_graphs_of_another_export_are_refused_in_one_line(folders, others, rewritten):
+  own = folders['float32']
+  names = sorted(path.name for path in own.glob('*.tflite'))
+  for name, other in itertools.product(names, [own, *others.values(), None]):
+    files = sorted(other.glob('*.tflite')) if other else [None]
+    for file in files:
+      if file == own / name:
+        continue
+      path = rewritten({}, {name: file and str(file)})
+      if {name, file and file.name} == {'encoder_experts_0.tflite', 'decoder_experts_0.tflite'} and other == own:
+        continue  # they take the same rows
+      if (name, file) == ('encoder_experts_0.tflite', None):
+        continue  # those of the decoder are used
+      with pytest.raises(UserError) as e:
+        lingvo_moe.load(path).translate(SENTENCES[:2])
+      assert '\n' not in str(e.value) and '.tflite' in str(e.value), (name, file, e)
+      shutil.rmtree(path)
 
 
 def test_what_an_export_has_fixed_cannot_be_chosen(folders):
