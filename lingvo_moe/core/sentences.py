@@ -217,8 +217,6 @@ class Paragraphs:
     known. A text whose translation has a prefix is not split.
     """
     asked = {'request': request} if request.asked else {}
-    if self._mode == 'never' or request.prefix:
-      return self._translator.translate(texts, target, progress=progress, known=known, keep=keep, **asked)
     plan = self.plan(texts, target, languages, request)
     arranged, ends = plan.arranged, plan.ends
     of_text = [i for i, own in enumerate(arranged) for _ in own.parts]  # by part

@@ -29,7 +29,7 @@ class Lines:
   """Plain text, of which each line is a paragraph."""
 
   def __init__(self, text: str) -> None:
-    self._parts = re.split(r'(\r?\n)', text)
+    self._parts = re.split(r'(\A\ufeff|\r?\n)', text)
     self.texts = self._parts[::2]
 
   def written(self, translations: Sequence[Aligned]) -> str:

@@ -115,6 +115,15 @@ def test_a_sentence_over_the_length_is_cut_at_a_clause_and_all_of_it_is_translat
   assert ''.join(seen) == 'x' * 90 and max(map(len, seen)) <= 40  # no clause and no word ends there
 
 
+def test_a_cut_is_near_the_middle_and_bytes_are_counted():
+  assert sentences._halves('Ja, eins zwei drei vier.') == ['Ja, eins zwei ', 'drei vier.']  # not behind the comma
+  assert sentences._halves('Ja eins, zwei drei vier.') == ['Ja eins, ', 'zwei drei vier.']
+  assert sentences._halves('ab') == ['a', 'b'] and sentences._halves('Aa. b, c') == ['Aa. ', 'b, c']
+  text = '猫' * 15 + '，' + '狗' * 5  # 21 characters and 63 bytes, of which 40 are read
+  found, seen, answers = translated(text, 'zh')
+  assert found == text and ''.join(seen) == text and len(seen) > 1 and list(answers.cut) == [0]
+
+
 def test_hypotheses_of_a_text_are_the_best_combinations():
   paragraphs = sentences.Paragraphs(Capitals(n_best=3), 'auto', ONE_EACH, 40)
   [found] = paragraphs.translate(['One. Two.'], None, ['en']).hypotheses

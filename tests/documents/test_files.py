@@ -62,3 +62,25 @@ def test_odt_keeps_its_type_first_and_unpacked():
 def test_an_archive_that_is_damaged_too_large_or_sly_is_refused(data, message):
   with pytest.raises(UserError, match=message):
     files.read('a.docx', data, 10_000)
+
+
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_an_archive_has_each_name_once_and_not_too_many(monkeypatch):
+  twice = archive(('word/document.xml', DOCUMENT), ('word/document.xml', DOCUMENT))
+  with pytest.raises(UserError, match='at most 10000 entries, each once; saw 2'):
+    files.read('a.docx', twice, 10_000)
+  monkeypatch.setattr(files, '_MOST_ENTRIES', 1)
+  with pytest.raises(UserError, match='at most 1 entries, each once; saw 2'):
+    files.read('a.docx', archive(('word/document.xml', DOCUMENT), ('a', '')), 10_000)
+
+
+def test_a_document_that_is_not_changed_has_the_same_bytes():
+  for name, data in (('a.txt', '\ufeffEins\r\n\n zwei'), ('a.html', '<p>&auml; <b>b</b>\r\n c'), ('a.srt', 'a\r\nb')):
+    document = files.read(name, data.encode(), 10_000)
+    assert document.written([Aligned(text) for text in document.texts]) == data
+  assert files.read('a.txt', '\ufeffEins'.encode(), 100).texts[-1] == 'Eins'
+  data = archive(('word/document.xml', DOCUMENT.replace('Guten', ' Guten  &amp;')), ('word/comments.xml', DOCUMENT))
+  document = files.read('a.docx', data, 10_000)
+  with zipfile.ZipFile(io.BytesIO(document.written([Aligned(text) for text in document.texts]))) as made:
+    with zipfile.ZipFile(io.BytesIO(data)) as before:
+      assert [made.read(name) for name in made.namelist()] == [before.read(name) for name in before.namelist()]

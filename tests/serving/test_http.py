@@ -19,7 +19,7 @@ from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.sentences import Plan, _Arranged, sentences
 from lingvo_moe.core.translator import Answers
-from lingvo_moe.serving import http_app, server, service
+from lingvo_moe.serving import http_app, server, service, translation
 from lingvo_moe.serving.connections import Connections
 from lingvo_moe.serving.http_app import HttpApp
 from lingvo_moe.serving.origins import Origins
@@ -237,6 +237,21 @@ def test_html_keeps_its_tags_and_a_file_its_kind():
   assert len(text['alternatives']) == 1 and missing[0] == 400 and missing[1]['error'].startswith('missing file')
   assert data == b'dc ba\r\n\nfe' and lost == 404
   assert headers['Content-Disposition'] == "attachment; filename*=UTF-8''%C3%BCber%3B%20uns.txt"
+
+
+def test_the_oldest_translated_files_make_room_for_new_ones(monkeypatch):
+  monkeypatch.setattr(translation, '_FILE_BYTES', 250)
+
+  async def kept(client, post):
+    urls, found = [], []
+    for size in (100, 100, 100, 300):
+      form = aiohttp.FormData()
+      form.add_field('file', b'a' * 9 + b'\n' * (size - 9), filename=f'{size}.txt')
+      urls.append((await (await client.post('/translate_file', data=form)).json())['translatedFileUrl'])
+      found.append([(await client.get(url)).status for url in urls])
+    return found
+
+  assert files_client(kept) == [[200], [200, 200], [404, 200, 200], [404, 404, 404, 200]]
 
 
 def test_a_file_that_is_not_one_is_refused():
