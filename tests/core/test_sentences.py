@@ -228,3 +228,10 @@ def test_any_text_comes_back_whole():
     if arranged.parts != [text]:
       both = [s for pair in zip(arranged.spaces, [*arranged.parts, '']) for s in pair]
       assert ''.join(both) == text
+
+
+def test_tokens_of_a_joined_alignment_have_their_places_in_the_text():
+  one = Hypothesis('A', 0.0, 0.0, Alignment([Token('s', 0, 1)], [Token('t', 0, 1)], [(0, 0)]))
+  [found] = sentences._Arranged(['ab', 'c'], [' ', '  ', '']).joined([[one], [one]])
+  assert [token.begin for token in found.alignment.source] == [1, 5]
+  assert found.text == 'A  A' and [token.begin for token in found.alignment.target] == [0, 3]

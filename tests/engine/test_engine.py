@@ -169,6 +169,14 @@ def test_what_does_not_fit_samples_is_refused(run, exact):
     lingvo_moe.load(exact.path, mbr_samples=0)
 
 
+def test_a_line_of_just_max_length_tokens_is_not_over_it(run, exact):
+  texts = ['Hund' + 'a' * count for count in range(60)]
+  lengths = [len(ids) + 1 for ids in exact.source.encode(texts)]
+  assert {exact.max_length, exact.max_length + 1} <= {*lengths}
+  over = [i for i, length in enumerate(lengths) if length > exact.max_length]
+  assert over == exact.translator().too_long(texts) == run.translator().too_long(texts)
+
+
 def test_references_are_scored_as_by_the_run(run, exact, model):
   pairs = [('Hund ' * 60, 'A dog is running.'), ('', ''), ('', 'A dog'), *toy.sentences(), ('Ein Hund', 'cat ' * 9)]
   expected = run.score(pairs)
