@@ -52,23 +52,28 @@ def check(folder: str, decoder: StagedGraph, other: StagedGraph, width: int, sym
 
   The other one is an encoder, whose results the decoder reads, or a reader of prompts, which writes its cache.
   """
-  caches = {name: shape for name, shape in decoder.shapes.items() if name.startswith('cache_')}
   memory = {name: shape for name, shape in decoder.shapes.items() if name.startswith('memory_')}
-  own, theirs = decoder.output_shapes, other.output_shapes
-  given = memory or {name.replace('cache_', 'new_', 1): shape for name, shape in caches.items()}
-  features = lambda shapes: {name: (shape[1], shape[3]) for name, shape in shapes.items() if len(shape) == 4}
-  new = features({name.replace('cache_', 'new_', 1): shape for name, shape in caches.items()})
+  new = {n.replace('cache_', 'new_', 1): shape for n, shape in decoder.shapes.items() if n.startswith('cache_')}
+  own = decoder.output_shapes
+  results = {name: shape for name, shape in own.items() if name.startswith('new_')}
   wrong = {
-    'its inputs are others': not {'ids', 'live', 'mask', *caches} <= {*decoder.shapes} or not caches,
-    'its results are others': not {'best', 'symbols', 'log_z', 'logits', *new} <= {*own}
-    or features(own) | new != features(own),
+    'its inputs are others': not {'ids', 'live', 'mask'} <= {*decoder.shapes} or not new,
+    'its results are others': not {'best', 'symbols', 'log_z', 'logits'} <= {*own} or not _alike(new, results),
     f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
     f'it has no {symbols} symbols': math.prod(own.get('logits', ())[2:]) != symbols,
-    'the graph beside it gives it other arrays': features(given) != features(theirs) or other.inputs != ['ids'],
+    'the graph beside it gives other arrays': not _alike(memory or new, other.output_shapes) or other.inputs != ['ids'],
   }
   for problem, is_so in wrong.items():
     if is_so:
       raise _mixed(os.path.join(folder, file_of_stage('decoder', 0)), problem)
+
+
+def _alike(wanted: Shapes, given: Shapes) -> bool:
+  """Whether arrays [B, N, U, K] have the same names, and heads and features too as far as they are known."""
+  return wanted.keys() == given.keys() and all(
+    len(given[name]) == 4 and all(a == b or -1 in (a, b) for a, b in zip(shape[1::2], given[name][1::2], strict=True))
+    for name, shape in wanted.items()
+  )
 
 
 def _mixed(path: str, problem: str) -> UserError:
