@@ -25,6 +25,7 @@ def load(
   vocab_outside: bool = False,
   split_sentences: str = 'auto',
   ensemble: Sequence[str] = (),
+  imports: Sequence[str] = (),
   **decoding: typing.Any,
 ) -> TextModel:
   """Loads a run, or an export for the engine, for use from Python.
@@ -51,6 +52,7 @@ def load(
       a tenth of the training lines had several, only those longer than 99% of these; 'always'; or 'never'.
     ensemble: further runs, or checkpoints of one, whose log-probabilities are averaged with those of the run: 'RUN',
       'RUN@STEP', 'RUN@best' or 'RUN@last', and '@STEP' for another checkpoint of the same. They share vocabularies.
+    imports: files, such as 'harbour.py', or installed modules that register a model of your own; they are executed.
     **decoding: fields of the configuration to change, such as beam_size=1; for an export, threads=N.
 
   Raises:
@@ -67,7 +69,10 @@ def load(
     loaded = model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
   else:
     quiet.import_tensorflow()
+    from lingvo_moe.core import registry
     from lingvo_moe.run import loaded as run
+
+    registry.install(imports)
 
     loaded = run.load(path, step, checkpoint, backend, set_threads, vocab_outside, ensemble, decoding)
   loaded.split_sentences = split_sentences

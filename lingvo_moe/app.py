@@ -18,6 +18,10 @@ from lingvo_moe.core import files, quiet
 from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, shown
 from lingvo_moe.options import Options
 
+_IMPORT = (
+  'File, such as harbour.py, or installed module that registers models of your own: it is executed. Those of a run are '
+  'never executed without this flag; may be repeated.'
+)
 _HELP = {'help', 'h', 'helpshort'}
 # Flags whose values are paths, in any command.
 _PATHS = {
@@ -29,7 +33,12 @@ _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'cache_dir', 'path'
 
 
 def command(
-  *options: type[Options], tensorflow: bool = True, arguments: bool = False, takes: Sequence[str] = (), usage: str = ''
+  *options: type[Options],
+  tensorflow: bool = True,
+  arguments: bool = False,
+  takes: Sequence[str] = (),
+  usage: str = '',
+  models: bool = True,
 ) -> Callable:
   """Decorator of a command's main: makes it a function without arguments, which runs the command as typed.
 
@@ -39,11 +48,14 @@ def command(
     arguments: whether it takes positional arguments; sys.argv without its flags is then the first argument of main.
     takes: names of flags, in order, of which each must be given, by the flag or by an argument.
     usage: how they are given, for the error where one is not; by default as for one run.
+    models: whether it takes a model or a run, and so the flag --import of a user's own models.
   """
-  return lambda main: functools.partial(_run, main, options, tensorflow, arguments, takes, usage)
+  return lambda main: functools.partial(_run, main, options, tensorflow, arguments, takes, usage, models)
 
 
-def _run(main: Callable[..., int | None], options, tensorflow: bool, arguments: bool, takes, usage: str) -> None:
+def _run(
+  main: Callable[..., int | None], options, tensorflow: bool, arguments: bool, takes, usage: str, models: bool
+) -> None:
   """Parses absl flags and runs main, whose result is the exit status; prints UserError without a stack trace."""
 
   def call(argv):
@@ -54,14 +66,21 @@ def _run(main: Callable[..., int | None], options, tensorflow: bool, arguments: 
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
       quiet.import_tensorflow()
+    if models and (own := flags.FLAGS['import'].value):
+      from lingvo_moe.core import registry  # takes long, and an export needs none
+
+      registry.install(own)
     status = main(*[argv] * arguments, *(given.from_flags() for given in options))
     if sys.stdout is not None:
       _flush_stdout()
     return status
 
   module = sys.modules[main.__module__]
+  module_name = sys.argv[0] if module.__name__ == '__main__' else module.__name__  # as absl names modules
   for given in options:
-    given.define_flags(sys.argv[0] if module.__name__ == '__main__' else module.__name__)  # as absl names modules
+    given.define_flags(module_name)
+  if models:
+    flags.DEFINE_multi_string('import', [], _IMPORT, module_name=module_name)
   app.run(lambda argv: _status(call, argv), flags_parser=lambda argv: _parse(argv, module))
 
 

@@ -28,14 +28,17 @@ def run(
   env: Mapping[str, str] | None = None,
   timeout: float = 300,
   check: bool = False,
+  input: str = '',
 ) -> subprocess.CompletedProcess:
-  """Result of subprocess.run([sys.executable, *words], capture_output=True, text=True, ...), by a fork; stdin is empty.
+  """Result of subprocess.run([sys.executable, *words], capture_output=True, text=True, ...), by a fork.
 
   words: `FILE ARGUMENTS`, `-m MODULE ARGUMENTS` or `-c CODE ARGUMENTS`.
   """
   words = [os.fspath(word) for word in words]
-  with _lock, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-    files = [f'/proc/{os.getpid()}/fd/{f.fileno()}' for f in (out, err)]
+  with _lock, tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    given.write(input.encode())
+    given.flush()
+    files = [f'/proc/{os.getpid()}/fd/{f.fileno()}' for f in (given, out, err)]
     process = _server()
     ask = {'words': words, 'cwd': os.fspath(cwd or os.getcwd()), 'env': dict(os.environ if env is None else env)}
     process.stdin.write(json.dumps(ask | {'files': files}) + '\n')
@@ -95,7 +98,7 @@ def _serve() -> None:
 
 def _become(words: list[str], cwd: str, env: dict[str, str], files: list[str]) -> None:
   """Does in this process what python with these words does."""
-  for number, file in ((0, os.devnull), (1, files[0]), (2, files[1])):
+  for number, file in enumerate(files):
     opened = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
     os.dup2(opened, number)
     os.close(opened)

@@ -203,7 +203,12 @@ def flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
   given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
   bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
   bindings += [f'--set={setting}' for setting in flags.FLAGS['set'].value if _folder(name)]
-  return [f'--model={name}', f'--what={what}', *bindings, *(flag.serialize() for flag in given)]
+  return [
+    f'--model={name}',
+    f'--what={what}',
+    *bindings,
+    *(line for flag in given for line in flag.serialize().splitlines()),
+  ]
 
 
 def _report(record: dict, said: str, peak: float, others: list[dict]) -> None:

@@ -18,7 +18,7 @@ flags.DEFINE_integer('max_pairs', cldr_corpus.DEFAULT_MAX_PAIRS, 'training pairs
 flags.DEFINE_bool('overwrite', False, 'write to a directory that has other files, which are kept')
 
 
-@app.command(tensorflow=False)
+@app.command(tensorflow=False, models=False)
 def main():
   if not FLAGS.out_dir:
     raise UserError('nowhere to write: give --out_dir=DIR')

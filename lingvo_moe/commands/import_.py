@@ -26,7 +26,12 @@ _SET = flags.DEFINE_multi_string(
 )
 
 
-@app.command(tensorflow=False, takes=('folder',), usage='one folder is imported: lingvo-moe import FOLDER --logdir=RUN')
+@app.command(
+  tensorflow=False,
+  takes=('folder',),
+  usage='one folder is imported: lingvo-moe import FOLDER --logdir=RUN',
+  models=False,
+)
 def main():
   folder = os.path.expanduser(files.plain(_FOLDER.value))
   quiet.import_tensorflow()

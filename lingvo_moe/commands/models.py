@@ -1,6 +1,7 @@
 """lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json]
 
-Without --model, lists the registered models, each with the first line of its docstring. With --model, prints
+Without --model, lists the models by task, those of your own first, each with the first line of its docstring. A star
+marks those to start with. With --model, prints
   what the model is, and how to run it
   its weights: in all, used by a token, by part, and each with its shape
   each field of its configuration: value, meaning, range, and whether a run may change it
@@ -12,14 +13,22 @@ each MoE layer; the whole output softmax, which is also the target embedding; an
 
 import dataclasses
 import json
+import sys
 import textwrap
 
 from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.commands import values
-from lingvo_moe.core import configuration, fields, registry
+from lingvo_moe.core import configuration, fields, imports, registry
 from lingvo_moe.core.errors import UserError
+
+# By the first part of their names: what models of the zoo do, and which of them to start with.
+_TASKS = {
+  'mt': ('Translation', ('mt.cldr.MoE8E', 'mt.multi30k.MoE8E')),
+  'lm': ('Language models', ('lm.shakespeare.MoE8E',)),
+  'switch': ('Span corruption, as T5 and Switch Transformers learn', ('switch.shakespeare.Switch8E',)),
+}
 
 _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
@@ -82,13 +91,24 @@ def main():
   if _MODEL.value:
     described, text = describe(_MODEL.value, _GIN_FILE.value, _BINDINGS(_MODEL.value)), _text
   else:
-    described, text = {name: registry.about(name).splitlines()[0] for name in registry.names()}, _listed
+    for module in imports.installed():
+      try:
+        registry.install([module])
+      except UserError as e:
+        print(f'left out: {e}', file=sys.stderr)
+    names = [*registry.own_names(), *registry.names()]
+    described, text = {name: registry.about(name).splitlines()[0] for name in names}, _listed
   print(json.dumps(described, indent=2, ensure_ascii=False) if _JSON.value else text(described))
 
 
 def _listed(described: dict[str, str]) -> str:
-  width = max(map(len, described))
-  return '\n'.join(f'{name:<{width}}  {line}' for name, line in described.items())
+  """The first lines of models by task, and a star at those to start with."""
+  width, of_task = max(map(len, described)), {task: [] for task in ('Your own', *(task for task, _ in _TASKS.values()))}
+  for name, line in described.items():
+    task, start = _TASKS.get(name.partition('.')[0], ('Your own', ()))
+    of_task[task].append(f'{"*" if name in start else " "} {name:<{width}}  {line}')
+  parts = ['\n'.join([task, *lines]) for task, lines in of_task.items() if lines]
+  return '\n\n'.join([*parts, '* start here'])
 
 
 if __name__ == '__main__':

@@ -83,7 +83,7 @@ _CORPUS = flags.DEFINE_string(
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace what this command wrote before.')
 
 
-@app.command(tensorflow=False, arguments=True)
+@app.command(tensorflow=False, arguments=True, models=False)
 def main(argv):
   if argv[1:]:
     raise UserError(f'files are named by --source and --target, or by --pairs_file; saw {argv[1]!r}')

@@ -46,7 +46,7 @@ _SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of lines.')
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')
 
 
-@app.command(tensorflow=False)
+@app.command(tensorflow=False, models=False)
 def main():
   if not _OUTPUT.value:
     raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')

@@ -2,11 +2,14 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core import bindings, fields, files, json_files, registry
 from lingvo_moe.core.errors import UserError, closest, shown
+
+_said: set[str] = set()  # files of which it was said that their model's code has changed
 
 
 def resolve(
@@ -32,17 +35,26 @@ def resolve(
 def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | None = None) -> None:
   """Writes {'model': name, 'values': every field, 'files': fingerprints} as JSON with a checksum.
 
-  Fingerprints are the SHA-256 of the files that the configuration names, by their names.
+  Fingerprints are the SHA-256 of the files that the configuration names, by their names. For a model that is not the
+  zoo's, 'source' is that of the file that registered it when this was first written; its path is not kept.
   """
   written = {'model': name, 'values': dataclasses.asdict(config), 'files': dict(fingerprints or {})}
-  files.write(path, json_files.dump(written, indent=2))
+  source = _source(path) if files.exists(path) else registry.checksum(name)
+  files.write(path, json_files.dump(written | ({'source': source} if source else {}), indent=2))
 
 
 def load(path: str) -> tuple[str, Any]:
   """(model name, configuration) of a file that `save` wrote."""
   read = _read(path, model=json_files.TEXT, values=json_files.PLAIN_OBJECT)
   name = read['model']
-  known = {f.name for f in dataclasses.fields(registry.get(name))}
+  try:
+    known = {f.name for f in dataclasses.fields(registry.get(name))}
+  except UserError as e:
+    raise UserError(f'{path}: {e}') from None
+  if (source := _source(path)) and source != registry.checksum(name) and path not in _said:
+    _said.add(path)
+    module = registry.get(name).__module__
+    print(f'{module} has changed since {path} was written: its fields decide whether the run goes on', file=sys.stderr)
   if unknown := next((field for field in read['values'] if field not in known), None):
     raise UserError(f'{path}: {name} has no field {unknown!r} in this version; {closest(unknown, known)}')
   return name, _make(name, f'{path}: {name}', read['values'])
@@ -51,6 +63,10 @@ def load(path: str) -> tuple[str, Any]:
 def fingerprints(path: str) -> dict[str, str]:
   """Fingerprints that `save` wrote; none of an earlier version."""
   return _read(path, files=json_files.optional(json_files.by_name(json_files.TEXT))).get('files') or {}
+
+
+def _source(path: str) -> str | None:
+  return _read(path, source=json_files.optional(json_files.TEXT)).get('source')
 
 
 def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """Models by name: 'mt.m4.MoE2048E36L' is class MoE2048E36L of lingvo_moe/params/mt/m4.py.
 
-Only the module that a name is in is imported, and only if the name is looked up.
+Of the zoo, only the module that a name is in is imported, and only if the name is looked up. A user's own models have
+the names of their modules, 'harbour.MoE16E', and are there once `install` has imported the file or module, or if an
+installed package names it by the entry point group lingvo_moe.models.
 """
 
+import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,11 +17,12 @@ import pkgutil
 import sys
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import gin
 
-from lingvo_moe.core import fields
+from lingvo_moe.core import fields, files, imports
 from lingvo_moe.core.errors import UserError, closest, shown
 
 _ROOT = 'lingvo_moe.params.'
@@ -34,16 +39,37 @@ def register(cls: type[_T]) -> type[_T]:
   their own.
 
   Raises:
-    ValueError: for a module outside lingvo_moe.params, a name that is taken, or a field that no parent declares.
+    ValueError: for a name that is taken or begins as one of the zoo's, or a field that no parent declares.
   """
-  if not cls.__module__.startswith(_ROOT):
-    raise ValueError(f'{cls.__module__}.{cls.__name__}: registered models live in {_ROOT}*')
   name = name_of(cls)
+  if not cls.__module__.startswith(_ROOT) and name.partition('.')[0] in (*_families(), 'lingvo_moe'):
+    first = name.partition('.')[0]
+    raise ValueError(f'{name} begins as names of the zoo do ({first}.): give the file, or the package, another name')
   if name in _models:
     raise ValueError(f'two classes are called {name}')
   fields.check_overrides(cls)
-  _models[name] = gin.configurable(dataclasses.dataclass(frozen=True)(cls))
+  with gin.config.interactive_mode():  # a file that failed may be imported again
+    _models[name] = gin.configurable(dataclasses.dataclass(frozen=True)(cls))
   return _models[name]
+
+
+def install(names: Sequence[str]) -> None:
+  """Imports a user's files ('harbour.py') and modules ('package.module'), whose classes register themselves.
+
+  Raises:
+    UserError: one cannot be imported, or registers no model; none of its models is then registered.
+  """
+  for name in names:
+    before = dict(_models)
+    try:
+      module = imports.run(name)
+    except UserError:
+      _models.clear()
+      _models.update(before)
+      raise
+    if not any(cls.__module__ == module for cls in _models.values()):
+      sys.modules.pop(module)
+      raise UserError(f'--import={name} is for what registers models; saw none: decorate a class, @registry.register')
 
 
 def tiny(giant: type, counts: str, **sizes: Any) -> type:
@@ -60,23 +86,32 @@ def tiny(giant: type, counts: str, **sizes: Any) -> type:
 
 
 def name_of(cls: type) -> str:
-  return f'{cls.__module__[len(_ROOT) :]}.{cls.__name__}'
+  return f'{cls.__module__.removeprefix(_ROOT)}.{cls.__name__}'
 
 
 def get(name: str) -> type:
   """Class registered as `name`; UserError with the closest names if there is none."""
-  _root()
-  module = _ROOT + name.rpartition('.')[0]
+  own, is_zoo = name.rpartition('.')[0], name.partition('.')[0] in _families()
   is_dotted = '.' in name and len(name) <= _LONGEST and all(part.isidentifier() for part in name.split('.'))
-  try:
-    is_module = is_dotted and importlib.util.find_spec(module) is not None
-  except ModuleNotFoundError:
-    is_module = False
-  if is_module:
-    importlib.import_module(module)
+  if is_dotted and is_zoo:
+    with contextlib.suppress(ModuleNotFoundError):
+      if importlib.util.find_spec(_ROOT + own) is not None:
+        importlib.import_module(_ROOT + own)
+  elif is_dotted and name not in _models and own in imports.installed():
+    install([own])
   if name not in _models:
-    raise UserError(f'no model is called {shown(name)}; {closest(name, names())} (lingvo-moe models lists all)')
+    way_out = 'lingvo-moe models lists all'
+    if is_dotted and not is_zoo:
+      module = own if '.' in own else f'{own}.py'
+      way_out = f'a model of your own needs the file or module that registers it: --import={module}'
+    raise UserError(f'no model is called {shown(name)}; {closest(name, [*names(), *own_names()])} ({way_out})')
   return _models[name]
+
+
+def checksum(name: str) -> str | None:
+  """SHA-256 of the file that registered a user's own model; None for the zoo's, and for one without a file."""
+  path = getattr(sys.modules.get(get(name).__module__), '__file__', None)
+  return files.sha256(path) if path and name.partition('.')[0] not in _families() else None
 
 
 def about(name: str) -> str:
@@ -95,11 +130,22 @@ def siblings(name: str) -> dict[str, type]:
 
 
 def names() -> list[str]:
-  """Every registered name; imports every params module."""
+  """Every name of the zoo; imports every params module."""
   root = _root()
   for info in pkgutil.walk_packages(root.__path__, _ROOT):
     importlib.import_module(info.name)
-  return sorted(_models)
+  return sorted(name for name, cls in _models.items() if cls.__module__.startswith(_ROOT))
+
+
+def own_names() -> list[str]:
+  """Every name of a user's own that is registered by now."""
+  return sorted(name for name, cls in _models.items() if not cls.__module__.startswith(_ROOT))
+
+
+@functools.cache
+def _families() -> list[str]:
+  """First parts of the names of the zoo: folders of params/."""
+  return [info.name for info in pkgutil.iter_modules(_root().__path__)]
 
 
 def checkout() -> str:

@@ -100,7 +100,7 @@ class ModelConfig(BatchConfig):
     2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
   )
   groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
-  expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=tuple(EXPERTS))
+  expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=EXPERTS)
   expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
   shared_experts: int = field(
     0, 'Experts that every token visits in addition to the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0

@@ -53,9 +53,11 @@ def test_what_is_not_a_registered_name_is_refused(name):
     registry.get(name)
 
 
-def test_a_class_outside_params_cannot_be_registered():
-  with pytest.raises(ValueError, match=r'Stray: registered models live in lingvo_moe.params.\*'):
-    registry.register(dataclasses.dataclass(type('Stray', (), {})))
+@pytest.mark.parametrize('module, first', [('mt.harbour', 'mt'), ('lm', 'lm'), ('lingvo_moe.layers.x', 'lingvo_moe')])
+def test_a_name_that_begins_like_the_zoos_cannot_be_registered(module, first):
+  body = {'__module__': module, '__doc__': 'For a test.'}
+  with pytest.raises(ValueError, match=rf'{module}.Stray begins as names of the zoo do \({first}\.\)'):
+    registry.register(type('Stray', (registry.get('mt.m4mini.Tiny'),), body))
 
 
 def model(name, parent, **values):

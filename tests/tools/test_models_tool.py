@@ -14,11 +14,16 @@ def run(*flags):
   return forks.run([*COMMAND, *flags])
 
 
-def test_without_a_model_it_lists_every_name_with_a_summary():
-  lines = run().stdout.splitlines()
+def test_without_a_model_it_lists_every_name_by_task_with_a_summary():
+  *tasks, legend = [task.splitlines() for task in run().stdout.split('\n\n')]
 
-  assert [line.split()[0] for line in lines] == registry.names()
-  assert all(len(line.split()) > 3 for line in lines)
+  assert [task[0].split(',')[0] for task in tasks] == ['Translation', 'Language models', 'Span corruption']
+  lines = [line for task in tasks for line in task[1:]]
+  assert sorted(line[2:].split()[0] for line in lines) == registry.names()
+  assert all(len(line.split()) > 3 for line in lines) and legend == ['* start here']
+  assert sorted(line.split()[1] for line in lines if line[0] == '*') == [
+    *('lm.shakespeare.MoE8E', 'mt.cldr.MoE8E', 'mt.multi30k.MoE8E', 'switch.shakespeare.Switch8E')
+  ]
 
 
 def test_json_tells_the_weights_of_the_1t_model():

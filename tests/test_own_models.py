@@ -1,0 +1,186 @@
+"""A user's own models, from files outside the package: every command takes them, and nothing else is executed."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import forks
+import pytest
+import toy_run
+
+import lingvo_moe
+from lingvo_moe.core.errors import UserError
+
+FILES = pathlib.Path(__file__).parent / 'data' / 'own'
+LINGVO_MOE = ['-m', 'lingvo_moe.commands.main']
+SIZES = ['source_vocab_size=296', 'target_vocab_size=296', 'max_length=16', 'encoder_layers=1', 'decoder_layers=1']
+SIZES = [
+  f'--set={value}' for value in ('pairs=de-en', *SIZES, 'moe_every=1', 'model_dim=16', 'ff_dim=16', 'eval_every=2')
+]
+
+
+def lingvo_moe_in(folder, *arguments, **options):
+  """A command as typed in a folder, without our checkout on the path of modules."""
+  return forks.run([*LINGVO_MOE, *arguments], cwd=folder, **options)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A user's folder, with harbour.py, a corpus and a run of it."""
+  root = tmp_path_factory.mktemp('user')
+  shutil.copy(FILES / 'harbour.py', root)
+  pair = root / 'corpus' / 'de-en'
+  pair.mkdir(parents=True)
+  for split, copies in (('train', 4), ('dev', 1), ('test', 1)):
+    for side, language in enumerate(('de', 'en')):
+      (pair / f'{split}.{language}').write_text(''.join(p[side] + '\n' for p in toy_run.sentences() * copies))
+  train = ['train', '--import=harbour.py', '--model=harbour.Tiny', '--data_dir=corpus', '--logdir=runs/x']
+  done = lingvo_moe_in(root, *train, *SIZES, '--max_steps=2')
+  assert done.returncode == 0, done.stderr
+  return root
+
+
+def test_a_run_records_the_name_and_a_checksum_and_no_path(folder):
+  text = (folder / 'runs/x/config.json').read_text()
+  written = json.loads(text)
+  assert written['model'] == 'harbour.Tiny' and len(written['source']) == 64
+  assert 'harbour.py' not in text and written['values']['gate_temperature'] == 2.0
+
+
+@pytest.mark.parametrize(
+  'command',
+  [
+    ['translate', 'runs/x'],
+    ['decode', 'runs/x', '--once'],
+    ['train', '--logdir=runs/x', '--max_steps=4'],
+  ],
+  ids=lambda command: command[0],
+)
+def test_a_run_is_opened_with_import_alone(folder, command):
+  done = lingvo_moe_in(folder, *command, input='Ein Hund läuft.\n')
+  line = done.stderr.splitlines()[-1]
+  assert done.returncode == 1 and line.startswith('error: ') and 'runs/x/config.json' in line
+  assert line.endswith('a model of your own needs the file or module that registers it: --import=harbour.py)')
+  assert 'Traceback' not in done.stderr and not done.stdout
+  done = lingvo_moe_in(folder, *command, '--import=harbour.py', input='Ein Hund läuft.\n')
+  assert done.returncode == 0, done.stderr
+  assert command[0] != 'translate' or done.stdout.count('\n') == 1
+
+
+@pytest.mark.parametrize('command', [['report', 'runs/x'], ['average', 'runs/x', '--last=1', '--out=mean']])
+def test_what_computes_nothing_with_the_model_needs_no_import(folder, command):
+  done = lingvo_moe_in(folder, *command)
+  assert done.returncode == 0, done.stderr
+
+
+def test_an_export_needs_no_import_and_translates_as_the_run(folder):
+  done = lingvo_moe_in(
+    folder, 'export', 'runs/x', 'float32', '--format=litert', '--weights=float32', '--import=harbour.py'
+  )
+  assert done.returncode == 0, done.stderr
+  lines = 'Ein Hund läuft.\nZwei Kinder singen.\n'
+  of_run = lingvo_moe_in(folder, 'translate', 'runs/x', '--import=harbour.py', input=lines)
+  of_export = lingvo_moe_in(folder, 'translate', 'float32', input=lines)
+  assert of_run.returncode == of_export.returncode == 0, of_export.stderr
+  assert of_run.stdout == of_export.stdout and of_run.stdout.count('\n') == 2
+
+
+def test_python_loads_a_run_by_imports(folder):
+  with pytest.raises(UserError, match=r'--import=harbour.py'):
+    lingvo_moe.load(str(folder / 'runs/x'))
+  run = lingvo_moe.load(str(folder / 'runs/x'), imports=[str(folder / 'harbour.py')])
+  assert run.model == 'harbour.Tiny' and len(run.translate(['Ein Hund läuft.'])) == 1
+
+
+@pytest.mark.compiled
+def test_meshes_agree_with_one_device_and_every_tensor_is_split(folder):
+  own = ['--import=harbour.py', '--model=harbour.Tiny', '--set=encoder_layers=2', '--set=decoder_layers=2']
+  done = lingvo_moe_in(folder, 'parity', *own, '--meshes=expert:2,data:2;data:4', timeout=600)
+  assert done.returncode == 0 and 'all agree with one device' in done.stdout, done.stdout + done.stderr
+  done = lingvo_moe_in(folder, 'lint', *own, '--mesh=data:2,expert:2', timeout=600)
+  assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Nothing of a stranger's is executed.
+
+HOSTILE = "import pathlib\npathlib.Path('executed').touch()\n" + (FILES / 'harbour.py').read_text()
+
+
+@pytest.mark.parametrize('place', ['beside the run', 'in the run', 'a package'])
+def test_a_strangers_folder_executes_nothing(folder, tmp_path, place):
+  shutil.copytree(folder / 'runs/x', tmp_path / 'runs/x')
+  where = {'beside the run': tmp_path, 'in the run': tmp_path / 'runs/x', 'a package': tmp_path / 'harbour'}[place]
+  where.mkdir(exist_ok=True)
+  (where / ('__init__.py' if place == 'a package' else 'harbour.py')).write_text(HOSTILE)
+  done = lingvo_moe_in(tmp_path, 'translate', 'runs/x', input='Ein Hund.\n')
+  assert done.returncode == 1 and '--import=harbour.py' in done.stderr
+  assert not [*tmp_path.rglob('executed')]
+
+
+@pytest.mark.parametrize(
+  'name', ['../evil.Tiny', 'evil', 'os.path', 'evil.models.Tiny', '__main__.Tiny', 'mt.evil.Tiny']
+)
+def test_a_name_that_a_run_gives_is_looked_up_and_never_imported(folder, tmp_path, name):
+  shutil.copytree(folder / 'runs/x', tmp_path / 'x')
+  for path in ('evil.py', 'evil/__init__.py', 'evil/models.py'):
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(HOSTILE)
+  written = json.loads((tmp_path / 'x/config.json').read_text())
+  written = {'model': name, 'values': written['values'], 'files': written['files']}
+  (tmp_path / 'x/config.json').write_text(json.dumps(written))
+  done = lingvo_moe_in(tmp_path, 'translate', 'x', input='Ein Hund.\n')
+  assert done.returncode == 1 and 'no model is called' in done.stderr.splitlines()[-1]
+  assert not [*tmp_path.rglob('executed')]
+
+
+# A file that changes, and mistakes.
+
+
+def test_a_file_that_has_changed_is_said_and_its_fields_decide(folder, tmp_path):
+  shutil.copytree(folder / 'runs/x', tmp_path / 'x')
+  source, before = (FILES / 'harbour.py').read_text(), (tmp_path / 'x/config.json').read_bytes()
+  go_on = ['train', '--logdir=x', '--import=harbour.py', f'--data_dir={folder / "corpus"}', '--max_steps=6']
+
+  (tmp_path / 'harbour.py').write_text(source + '\n# another comment\n')
+  done = lingvo_moe_in(tmp_path, *go_on)
+  assert done.returncode == 0 and done.stderr.count('harbour has changed since') == 1
+  assert json.loads((tmp_path / 'x/config.json').read_text())['source'] == json.loads(before)['source']
+
+  (tmp_path / 'harbour.py').write_text(source.replace('gate_temperature: float = field(', 'heat: float = field('))
+  done = lingvo_moe_in(tmp_path, *go_on)
+  line = done.stderr.splitlines()[-1]
+  assert done.returncode == 1 and "harbour.Tiny has no field 'gate_temperature' in this version" in line
+  (tmp_path / 'harbour.py').write_text(source.replace('class Tiny', 'class Small'))
+  done = lingvo_moe_in(tmp_path, *go_on)
+  assert done.returncode == 1 and "no model is called 'harbour.Tiny'; closest: harbour.Small" in done.stderr
+
+
+def test_a_model_is_described_and_listed_first(folder):
+  listed = lingvo_moe_in(folder, 'models', '--import=harbour.py').stdout.splitlines()
+  assert listed[1].split()[0] == 'harbour.Tiny' and listed[1].endswith(
+    "A gate, experts and a layer of a user's own: for tests."
+  )
+  described = lingvo_moe_in(folder, 'models', '--import=harbour.py', '--model=harbour.Tiny', '--set=gate_temperature=3')
+  assert 'gate_temperature = 3' in described.stdout and 'lingvo-moe train --model=harbour.Tiny' in described.stdout
+
+
+def test_an_installed_package_names_its_modules_by_entry_points(folder, tmp_path):
+  (tmp_path / 'site/seaside-1.dist-info').mkdir(parents=True)
+  (tmp_path / 'site/seaside-1.dist-info/METADATA').write_text('Metadata-Version: 2.1\nName: seaside\nVersion: 1\n')
+  entry = '[lingvo_moe.models]\nany = seaside.models\n'
+  (tmp_path / 'site/seaside-1.dist-info/entry_points.txt').write_text(entry)
+  (tmp_path / 'site/seaside').mkdir()
+  (tmp_path / 'site/seaside/__init__.py').touch()
+  shutil.copy(FILES / 'harbour.py', tmp_path / 'site/seaside/models.py')
+  env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}
+  done = lingvo_moe_in(tmp_path, 'models', '--model=seaside.models.Tiny', env=env)
+  assert done.returncode == 0 and done.stdout.startswith('seaside.models.Tiny'), done.stderr
+  listed = lingvo_moe_in(tmp_path, 'models', env=env).stdout.splitlines()
+  assert listed[1].split()[0] == 'seaside.models.Tiny'
+  (tmp_path / 'site/seaside/models.py').write_text('import nothing_of_that_name\n')
+  done = lingvo_moe_in(tmp_path, 'models', env=env)
+  assert done.returncode == 0 and 'mt.cldr.MoE8E' in done.stdout
+  assert done.stderr.endswith('seaside.models needs the module nothing_of_that_name, which is not installed\n')
+  done = lingvo_moe_in(tmp_path, 'models', '--model=seaside.models.Tiny')
+  assert done.returncode == 1 and 'no model is called' in done.stderr
