@@ -1,12 +1,12 @@
 """README and docs/: every snippet runs, every command, model, flag, link and path in them exists.
 
 `python tests/test_docs.py FILE` runs the Python blocks of a document, in order and in one namespace. A block whose
-first line is a path, such as `# params/mt/x.py`, is a module: it is written to a scratch folder, which is made part of
-the package. What a block prints must be what the comments behind its `print` calls say.
+first line is a path, such as `# harbour.py`, is a file: it is written to an empty folder, in which all blocks run. What
+a block prints must be what the comments behind its `print` calls say.
 """
 
+import contextlib
 import functools
-import importlib
 import inspect
 import itertools
 import os
@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 import forks
 import pytest
@@ -38,11 +39,22 @@ ANYWHERE = {
 }  # commands that are not ours
 
 
-def blocks(document: str, language: str) -> list[str]:
-  """The fenced blocks of a language, without their common indent."""
+class Block(NamedTuple):
+  """Fenced block, without its common indent."""
+
+  language: str
+  text: str
+
+
+def fenced(document: str) -> list[Block]:
   text = (ROOT / document).read_text(encoding='utf-8')
-  found = re.findall(rf'^( *)```{language}\n(.*?)^ *```$', text, flags=re.DOTALL | re.MULTILINE)
-  return [re.sub(rf'^{indent}', '', block, flags=re.MULTILINE) for indent, block in found]
+  found = re.findall(r'^( *)```(\w+)\n(.*?)^ *```$', text, flags=re.DOTALL | re.MULTILINE)
+  return [Block(language, re.sub(rf'^{indent}', '', text, flags=re.MULTILINE)) for indent, language, text in found]
+
+
+def blocks(document: str, language: str) -> list[str]:
+  """The fenced blocks of a language."""
+  return [block.text for block in fenced(document) if block.language == language]
 
 
 def module_path(block: str) -> str | None:
@@ -53,8 +65,12 @@ def module_path(block: str) -> str | None:
 
 def commands(document: str) -> list[list[str]]:
   """The commands of its sh blocks, one for each side of a pipe or an `&&`."""
+  return commands_of('\n'.join(blocks(document, 'sh')))
+
+
+def commands_of(block: str) -> list[list[str]]:
   found = []
-  for line in '\n'.join(blocks(document, 'sh')).replace('\\\n', ' ').splitlines():
+  for line in block.replace('\\\n', ' ').splitlines():
     found += [shlex.split(part, comments=True) for part in re.split(r'\s(?:\||&&)\s', line)]
   return [command for command in found if command]
 
@@ -81,8 +97,8 @@ def registered_by(document: str) -> set[str]:
   """The models that modules in a document register."""
   found = set()
   for block in blocks(document, 'python'):
-    if (path := module_path(block)) and path.startswith('params/'):
-      module = path[len('params/') : -len('.py')].replace('/', '.')
+    if path := module_path(block):
+      module = path.removesuffix('.py')
       for own in r'^@registry\.register\nclass (\w+)', r'^(\w+) = registry\.tiny\(':
         found |= {f'{module}.{name}' for name in re.findall(own, block, flags=re.MULTILINE)}
   return found
@@ -240,7 +256,7 @@ def test_paths_in_backticks_exist(document):
   paths = {path.rstrip(':') for path in paths}
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
   # A name alone is a file somewhere in the package.
-  alone = {path for path in quoted if re.fullmatch(r'\w+\.py', path)} - {'run.py'}
+  alone = {path for path in quoted if re.fullmatch(r'\w+\.py', path)} - written - {'run.py', 'toy.py'}
   assert [name for name in sorted(alone) if not list((ROOT / 'lingvo_moe').rglob(name))] == []
 
 
@@ -311,10 +327,10 @@ def test_results_of_the_readme_are_those_of_the_models_docstrings():
 def run_blocks(path: pathlib.Path) -> None:
   """Runs the Python blocks of a document; AssertionError where one prints what it does not say."""
   namespace = {'__name__': '__main__'}
-  with tempfile.TemporaryDirectory() as scratch:
+  with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
     for block in blocks(str(path), 'python'):
       if name := module_path(block):
-        _write_module(pathlib.Path(scratch), name, block)
+        pathlib.Path(name).write_text(block, encoding='utf-8')
         continue
       printed = []
       namespace['print'] = lambda *values, printed=printed: printed.append(' '.join(map(str, values)))
@@ -323,18 +339,6 @@ def run_blocks(path: pathlib.Path) -> None:
       assert printed == said, f'{path}: a block prints {printed} and says {said}:\n{block}'
 
 
-def _write_module(scratch: pathlib.Path, name: str, code: str) -> None:
-  """Makes a module of a document importable as if it lay in this checkout."""
-  target = scratch / name
-  target.parent.mkdir(parents=True, exist_ok=True)
-  target.write_text(code, encoding='utf-8')
-  parent = '.'.join(pathlib.PurePath(name).parent.parts)
-  package = importlib.import_module(f'lingvo_moe.{parent}' if name.startswith('params/') else parent)
-  if str(target.parent) not in package.__path__:
-    package.__path__.append(str(target.parent))
-  importlib.invalidate_caches()
-
-
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  run_blocks(pathlib.Path(sys.argv[1]))
+  run_blocks(pathlib.Path(sys.argv[1]).absolute())

@@ -30,11 +30,9 @@ def folder(tmp_path_factory):
   """A user's folder, with harbour.py, a corpus and a run of it."""
   root = tmp_path_factory.mktemp('user')
   shutil.copy(FILES / 'harbour.py', root)
-  pair = root / 'corpus' / 'de-en'
-  pair.mkdir(parents=True)
-  for split, copies in (('train', 4), ('dev', 1), ('test', 1)):
-    for side, language in enumerate(('de', 'en')):
-      (pair / f'{split}.{language}').write_text(''.join(p[side] + '\n' for p in toy_run.sentences() * copies))
+  toy_run.write_corpus(root / 'corpus')
+  for language in ('de', 'en'):
+    shutil.copy(root / f'corpus/de-en/dev.{language}', root / f'corpus/de-en/test.{language}')
   train = ['train', '--import=harbour.py', '--model=harbour.Tiny', '--data_dir=corpus', '--logdir=runs/x']
   done = lingvo_moe_in(root, *train, *SIZES, '--max_steps=2')
   assert done.returncode == 0, done.stderr
@@ -72,6 +70,9 @@ def test_a_run_is_opened_with_import_alone(folder, command):
 def test_what_computes_nothing_with_the_model_needs_no_import(folder, command):
   done = lingvo_moe_in(folder, *command)
   assert done.returncode == 0, done.stderr
+  if command[0] == 'average':
+    source = lambda path: json.loads((folder / path / 'config.json').read_text())['source']
+    assert source('mean') == source('runs/x')
 
 
 def test_an_export_needs_no_import_and_translates_as_the_run(folder):
@@ -95,8 +96,9 @@ def test_python_loads_a_run_by_imports(folder):
 
 @pytest.mark.compiled
 def test_meshes_agree_with_one_device_and_every_tensor_is_split(folder):
-  own = ['--import=harbour.py', '--model=harbour.Tiny', '--set=encoder_layers=2', '--set=decoder_layers=2']
-  done = lingvo_moe_in(folder, 'parity', *own, '--meshes=expert:2,data:2;data:4', timeout=600)
+  own = ['--import=harbour.py', '--model=harbour.Tiny', '--set=encoder_layers=1', '--set=decoder_layers=1']
+  own += ['--set=moe_every=1']
+  done = lingvo_moe_in(folder, 'parity', *own, '--meshes=expert:2,data:2', timeout=600)
   assert done.returncode == 0 and 'all agree with one device' in done.stdout, done.stdout + done.stderr
   done = lingvo_moe_in(folder, 'lint', *own, '--mesh=data:2,expert:2', timeout=600)
   assert done.returncode == 0, done.stdout + done.stderr

@@ -12,6 +12,7 @@ import zipfile
 from importlib import metadata
 
 import pytest
+import test_docs
 import toy_run as toy
 
 import lingvo_moe
@@ -209,3 +210,35 @@ def test_versions_that_read_hostile_files_safely_are_the_least_that_are_installe
   assert as_numbers['torch'] == pickled._SAFE and pickled._SAFE >= (2, 10)
   assert f'torch {least["torch"]} or later' in (ROOT / 'docs' / 'import.md').read_text()
   assert f'sentencepiece>={least["sentencepiece"]}' in manifest.REQUIREMENTS
+
+
+@pytest.mark.compiled
+def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_path):
+  page = 'docs/add_a_model.md'
+  folder = tmp_path / 'empty'
+  wheel.extractall(tmp_path / 'site')
+  for corpus in ('MULTI30K', 'HARBOUR'):
+    toy.write_corpus(folder / corpus)
+  env = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path / 'site'), str(ROOT / 'tests')])}
+  small = ['--max_steps=1', '--set=batch_tokens=512', '--set=max_length=32', '--set=model_dim=32', '--set=pairs=de-en']
+  small += ['--set=source_vocab_size=296', '--set=target_vocab_size=296', '--set=label_smoothing=0.0']
+  typed = []
+  for block in test_docs.fenced(page):
+    if path := test_docs.module_path(block.text):
+      (folder / path).write_text(block.text)
+    for command in test_docs.commands_of(block.text) if block.language == 'sh' else ():
+      assert command[0] == 'lingvo-moe'
+      more = small if command[1] == 'train' else []
+      if 'mt.multi30k.MoE8E' in ' '.join(command) and command[1] == 'train':
+        more = [*more, '--set=split_files=()']
+      words = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', *command[1:], *more]
+      done = subprocess.run(
+        words, cwd=folder, env=env, capture_output=True, text=True, input='Ein Hund.\n', timeout=600
+      )
+      assert done.returncode == 0, f'{command}: {done.stderr[-3000:]}'
+      typed.append(command[1])
+  assert typed == ['models', 'train', 'train', 'models', 'models', 'train', 'translate', 'parity', 'lint']
+  words = [sys.executable, ROOT / 'tests' / 'test_docs.py', page]
+  done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert not [*(tmp_path / 'site').rglob('harbour*')]

@@ -36,14 +36,18 @@ def run_of(folder: pathlib.Path) -> RunDir:
   return RunDir(str(folder / 'runs' / 'mine'))
 
 
-def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunDir:
-  """Trains the run in folder/runs/mine."""
-  pair = folder / 'corpus' / 'de-en'
-  pair.mkdir(parents=True)
+def write_corpus(folder: pathlib.Path) -> None:
+  """Writes the corpus, a folder de-en with train and dev text."""
+  (folder / 'de-en').mkdir(parents=True)
   for split, copies in (('train', 8), ('dev', 1)):
     for side, language in enumerate(('de', 'en')):
       text = ''.join(pair[side] + '\n' for pair in sentences() * copies)
-      (pair / f'{split}.{language}').write_text(text, encoding='utf-8')
+      (folder / 'de-en' / f'{split}.{language}').write_text(text, encoding='utf-8')
+
+
+def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunDir:
+  """Trains the run in folder/runs/mine."""
+  write_corpus(folder / 'corpus')
   run = run_of(folder)
   config = configuration.resolve(
     MODEL,

@@ -94,9 +94,11 @@ def get(name: str) -> type:
   own, is_zoo = name.rpartition('.')[0], name.partition('.')[0] in _families()
   is_dotted = '.' in name and len(name) <= _LONGEST and all(part.isidentifier() for part in name.split('.'))
   if is_dotted and is_zoo:
-    with contextlib.suppress(ModuleNotFoundError):
-      if importlib.util.find_spec(_ROOT + own) is not None:
-        importlib.import_module(_ROOT + own)
+    spec = None
+    with contextlib.suppress(ModuleNotFoundError):  # where 'mt.m4' is asked for as a package
+      spec = importlib.util.find_spec(_ROOT + own)
+    if spec is not None:
+      importlib.import_module(spec.name)
   elif is_dotted and name not in _models and own in imports.installed():
     install([own])
   if name not in _models:
