@@ -84,7 +84,7 @@ class DataConfig(BatchConfig):
   corpora: str = field(
     '',
     'Corpora of each pair, by the prefix of their files, or the path of a file that lists them: '
-    "'train 1; bt 2 20000:0.5 tag loss=0.5' reads two lines of bt.* where it reads one of train.*, half a line from "
+    "'train 1; bt 2 20000:0.5 tag loss=0.5' reads two examples of bt.* where it reads one of train.*, half of one from "
     "step 20000 on, with a symbol before bt's sources and half the loss. Empty: train alone.",
   )
   temperature: float = field(
