@@ -161,7 +161,6 @@ def _moved(
     left = [a._replace(text='', raw='' if a.text else a.raw) for a in own if not a.text or not found.issuperset(a.path)]
     if left:
       yield number + 1, left
-      found.update(element for atom in left for element in atom.path)
     if number < len(gaps) and number not in places and any(not atom.is_space for atom in gaps[number]):
       yield number + 1, [*gaps[number]]
 

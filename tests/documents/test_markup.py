@@ -241,6 +241,25 @@ def test_a_word_that_another_element_needs_stays_with_its_own():
   )
 
 
+def test_words_that_come_twice_have_their_markup_once_and_most_votes_choose_an_element():
+  assert put('Do<wbr>nau da', 'x y z', (0, 0), (0, 1), (1, 2)).count('<wbr>') == 1
+  assert put('a <img> b', 'x y z w', (0, 0), (1, 1), (0, 2), (1, 3)) == 'x <img> y z w'
+  assert put('a <b>c d e</b>', 'x', (0, 0)).count('<b>') == 1
+  assert put('a <b>c d</b> e', 'x y', (0, 0), (1, 0), (2, 0), (3, 1)) == '<b>x</b> y'
+  assert capitals('a&NotEqualTilde;b') == 'A&NotEqualTilde;B'
+
+
+def test_space_between_the_tags_of_an_office_document_is_no_text():
+  text = '<w:p>\n <w:r>\n <w:t>ein</w:t>\n </w:r>\n <w:proofErr/>\n <w:r><w:t> hund</w:t></w:r>\n</w:p>\n'
+  assert MarkedUp(text, DOCX).texts == ['ein hund']
+  assert capitals(text, DOCX) == text.replace('ein', 'EIN').replace('hund', 'HUND')
+
+
+def test_a_note_has_the_letters_of_its_document():
+  text = '<?xml version="1.0" encoding="latin1"?><text:p>{}<text:note><text:p>{}</text:p></text:note></text:p>'
+  assert capitals(text.format('&#228;', '&#246;'), ODT) == text.format('&#196;', '&#214;')
+
+
 def test_each_speaker_of_a_subtitle_has_a_line():
   cue = '1\n00:00:01,000 --> 00:00:02,500\n'
   text = f'{cue}- alles ok?\n- ja, alles gut mit dir heute.\n\n'
