@@ -106,6 +106,28 @@ def test_a_long_line_is_shared_and_counted_by_its_parts_and_lines(echo, batcher)
   assert [lines for lines, _ in echo.batches[1:3]] == [['a', 'short', 'b', 'c'], list('defg')]
 
 
+def test_a_line_waits_until_its_last_part_is_taken_and_the_time_to_come_back_is_of_parts():
+  waiting, echo = [], Echo(wait=False)
+
+  def answer(parts, key):
+    waiting.append(batcher.waiting)
+    return echo(parts, key)
+
+  batcher = Batcher(answer, max_lines=4, wait=0.0, max_waiting=2)
+  batcher.submit(list('abcdefgh'), 'en', [4, 8]).result(30)
+  batcher.close()
+  assert waiting == [1, 0]
+  blocked = Echo()
+  batcher = Batcher(blocked, max_lines=4, wait=0.0, max_waiting=2)
+  begin(batcher, blocked)
+  batcher.submit(['x'] * 9, 'en', [9])
+  batcher._parts_per_second = 2.0
+  with pytest.raises(QueueFullError, match='1 lines are waiting: try again in 5 s'):
+    batcher.submit(['y'] * 2, 'en')
+  blocked.go.set()
+  batcher.close()
+
+
 def test_parts_of_a_line_that_is_cancelled_leave_the_queue(echo, batcher):
   begin(batcher, echo)
   gone = batcher.submit(list('abcdefghi'), 'en', [9])
