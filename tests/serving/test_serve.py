@@ -24,6 +24,7 @@ import aiohttp
 import lingvo_moe
 from lingvo_moe import serve
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.sentences import Plan
 from lingvo_moe.serving import server
 from lingvo_moe.serving.http_app import HttpApp
 from lingvo_moe.tasks.task import Answers, Hypothesis
@@ -46,7 +47,10 @@ class Stub:
   def choose_target(self, requested, source=None):
     return None
 
-  def answer(self, lines, target, n_best, source, request):
+  def plan(self, lines, *key):
+    return Plan.of_whole(lines)
+
+  def answer_parts(self, lines, target, n_best, source, request):
     self.began.set()
     assert self.go.wait(30)
     return Answers([[Hypothesis(line.upper(), 0.0, 0.0)] for line in lines], [])
@@ -83,7 +87,7 @@ def drained(release_after, drain_seconds=20.0):
       return await asyncio.wait_for(serving, 30), answers
 
   try:
-    return asyncio.run(go())
+    return asyncio.run(asyncio.wait_for(go(), 120))
   finally:
     run.go.set()
 
@@ -101,6 +105,7 @@ def test_draining_ends_after_its_seconds_and_says_so(monkeypatch):
 BUSY = """
 import sys, types
 from lingvo_moe import serve
+from lingvo_moe.core.sentences import Plan
 
 def load(options):
   import tensorflow as tf
@@ -116,7 +121,9 @@ def load(options):
     pairs = lambda self: []
     choose_target = lambda self, requested, source=None: None
 
-    def answer(self, lines, target, n_best, source, request):
+    plan = lambda self, lines, *key: Plan.of_whole(lines)
+
+    def answer_parts(self, lines, target, n_best, source, request):
       print('working', flush=True)
       work()
 
