@@ -247,6 +247,8 @@ def test_words_that_come_twice_have_their_markup_once_and_most_votes_choose_an_e
   assert put('a <img> b', 'x y z w', (0, 0), (1, 1), (0, 2), (1, 3)) == 'x <img> y z w'
   assert put('a <b>c d e</b>', 'x', (0, 0)).count('<b>') == 1
   assert put('a <b>c d</b> e', 'x y', (0, 0), (1, 0), (2, 0), (3, 1)) == '<b>x</b> y'
+  # Two words of the element have more votes together than the one outside, and fewer each.
+  assert put('a <b>c d</b>', 'x', *[(0, 0)] * 3, *[(1, 0), (2, 0)] * 2) == '<b>x</b>'
   assert capitals('a&NotEqualTilde;b') == 'A&NotEqualTilde;B'
 
 
