@@ -238,7 +238,7 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
       assert done.returncode == 0, f'{command}: {done.stderr[-3000:]}'
       typed.append(command[1])
   assert typed == ['models', 'train', 'train', 'models', 'models', 'train', 'translate', 'parity', 'lint']
-  words = [sys.executable, ROOT / 'tests' / 'test_docs.py', page]
+  words = [sys.executable, ROOT / 'tests' / 'test_docs.py', ROOT / page]
   done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
   assert done.returncode == 0, done.stderr[-3000:]
   assert not [*(tmp_path / 'site').rglob('harbour*')]
