@@ -68,8 +68,8 @@ class DroppedNotice:
     if (share := metrics.dropped_share(step.metrics)) > _DROPPED:
       self._said = True
       self._training.log.say(
-        f'step {step.number} dropped {share:.0%} of the choices of experts, which had no slot left: if it stays so, '
-        'raise aux_loss_weight, or begin a run with a larger capacity_factor, or with None, which drops none'
+        f'step {step.number} dropped {share:.0%} of the choices of experts, which had no slot left. First steps may; '
+        'if it stays so, raise aux_loss_weight, or begin a run with a larger capacity_factor, or None, which drops none'
       )
 
 
