@@ -9,7 +9,7 @@ import pytest
 from imported_model import FIXTURES
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.interop import config_keys, families, sparse_layers
+from lingvo_moe.interop import config_keys, families, mixtral, sparse_layers
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.run import importing
 
@@ -285,3 +285,13 @@ def test_every_key_has_one_column():
     assert len(columns) == len({*columns})
     assert keys.column('d_modell') == '' and {keys.column(name) for name in columns} == {'honoured', 'only', 'inert'}
   assert HubFolder(str(FIXTURES / 't5')).config['model_type'] == KEYS['T5ForConditionalGeneration'].model_type
+
+
+STATED = [({}, 3), ({'head_dim': None}, 3), ({'head_dim': 6}, 6), ({'head_dim': 2}, 2)]
+
+
+@pytest.mark.parametrize('stated, head_dim', STATED)
+def test_heads_of_mixtral_have_the_stated_size_or_their_share_of_the_features(stated, head_dim):
+  sizes = {'hidden_size': 12, 'num_attention_heads': 4, 'num_key_value_heads': 2}
+  config = KEYS['MixtralForCausalLM'].resolve('config.json', sizes | stated)
+  assert mixtral.values(config)['head_dim'] == head_dim
