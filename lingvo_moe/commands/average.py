@@ -1,9 +1,8 @@
 """lingvo-moe average RUN --last=4 [--out=RUN_average]
 
-Averages the weights of the last checkpoints of a run, or of --steps=1000,2000; that of step 0, which is not trained, is
-none of them. Writes the average as the only
-checkpoint of a new log directory, under the last of these steps. Decoder and translate use this directory like any
-other:
+Averages the weights of the last checkpoints of a run, or of --steps=1000,2000. Step 0, which is not trained, does not
+count. Writes the average as the only checkpoint of a new log directory, under the last of these steps. Decoder and
+translate use this directory like any other:
 
   lingvo-moe decode runs/mine_average --split=test --once
 

@@ -203,12 +203,8 @@ def flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
   given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
   bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
   bindings += [f'--set={setting}' for setting in flags.FLAGS['set'].value if _folder(name)]
-  return [
-    f'--model={name}',
-    f'--what={what}',
-    *bindings,
-    *(line for flag in given for line in flag.serialize().splitlines()),
-  ]
+  others = [line for flag in given for line in flag.serialize().splitlines()]  # a line for each value of a repeated one
+  return [f'--model={name}', f'--what={what}', *bindings, *others]
 
 
 def _report(record: dict, said: str, peak: float, others: list[dict]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from lingvo_moe.core import bindings, fields, files, json_files, registry
 from lingvo_moe.core.errors import UserError, closest, shown
 
+_SOURCE = json_files.optional(json_files.TEXT)
 _said: set[str] = set()  # files of which it was said that their model's code has changed
 
 
@@ -39,22 +40,25 @@ def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | No
   zoo's, 'source' is that of the file that registered it when this was first written; its path is not kept.
   """
   written = {'model': name, 'values': dataclasses.asdict(config), 'files': dict(fingerprints or {})}
-  source = _source(path) if files.exists(path) else registry.checksum(name)
+  source = _read(path, source=_SOURCE).get('source') if files.exists(path) else registry.checksum(name)
   files.write(path, json_files.dump(written | ({'source': source} if source else {}), indent=2))
 
 
 def load(path: str) -> tuple[str, Any]:
   """(model name, configuration) of a file that `save` wrote."""
-  read = _read(path, model=json_files.TEXT, values=json_files.PLAIN_OBJECT)
-  name = read['model']
+  read = _read(path, model=json_files.TEXT, values=json_files.PLAIN_OBJECT, source=_SOURCE)
+  name, source = read['model'], read.get('source')
   try:
-    known = {f.name for f in dataclasses.fields(registry.get(name))}
+    cls = registry.get(name)
   except UserError as e:
     raise UserError(f'{path}: {e}') from None
-  if (source := _source(path)) and source != registry.checksum(name) and path not in _said:
+  known = {f.name for f in dataclasses.fields(cls)}
+  if source and path not in _said and source != registry.checksum(name):
     _said.add(path)
-    module = registry.get(name).__module__
-    print(f'{module} has changed since {path} was written: its fields decide whether the run goes on', file=sys.stderr)
+    print(
+      f'{cls.__module__} has changed since {path} was written: its fields decide whether the run goes on',
+      file=sys.stderr,
+    )
   if unknown := next((field for field in read['values'] if field not in known), None):
     raise UserError(f'{path}: {name} has no field {unknown!r} in this version; {closest(unknown, known)}')
   return name, _make(name, f'{path}: {name}', read['values'])
@@ -63,10 +67,6 @@ def load(path: str) -> tuple[str, Any]:
 def fingerprints(path: str) -> dict[str, str]:
   """Fingerprints that `save` wrote; none of an earlier version."""
   return _read(path, files=json_files.optional(json_files.by_name(json_files.TEXT))).get('files') or {}
-
-
-def _source(path: str) -> str | None:
-  return _read(path, source=json_files.optional(json_files.TEXT)).get('source')
 
 
 def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:

@@ -82,7 +82,9 @@ def specs(cls: type) -> dict[str, Spec]:
 @functools.cache
 def types(cls: type) -> dict[str, Any]:
   """Type of each field, as the nearest parent states it that declares it by `field`."""
-  return {name: typing.get_type_hints(parent)[name] for name, parent in _declaring(cls).items()}
+  declaring = _declaring(cls)
+  hints = {parent: typing.get_type_hints(parent) for parent in set(declaring.values())}
+  return {name: hints[parent][name] for name, parent in declaring.items()}
 
 
 def holds_text(cls: type, name: str) -> bool:
