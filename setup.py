@@ -32,11 +32,11 @@ setup(
   package_data={
     'lingvo_moe.corpora.cldr': ['*.toml'],
     'lingvo_moe.params': ['*.gin', '*/*.gin'],
-    'lingvo_moe.report': ['*.css'],
-    'lingvo_moe.serving': ['*.css', '*.html', '*.js'],
+    'lingvo_moe.addons.report': ['*.css'],
+    'lingvo_moe.addons.serving': ['*.css', '*.html', '*.js'],
   },
   include_package_data=False,
-  entry_points={'console_scripts': ['lingvo-moe = lingvo_moe.commands.main:main']},
+  entry_points={'console_scripts': ['lingvo-moe = lingvo_moe.cli.commands.main:main']},
   zip_safe=False,
   python_requires='>=3.11,<3.14',
   install_requires=[
@@ -71,7 +71,7 @@ setup(
     'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
     # lingvo-moe import of a folder with pytorch_model.bin.
     'torch': ['torch>=2.10'],
-    # tests/interop/test_live.py.
+    # tests/addons/interop/test_live.py.
     'interop': ['torch>=2.13', 'transformers==4.57.1'],
     # docs/gshard_in_ten_steps.md as a notebook.
     'notebook': ['jupytext>=1.16', 'notebook>=7.2'],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lingvo_moe.core import quiet
 
 if typing.TYPE_CHECKING:  # the import of this package is quick; that of TensorFlow takes seconds
-  from lingvo_moe.core.text_model import TextModel
+  from lingvo_moe.text.text_model import TextModel
 
 __version__ = '0.1.0'  # setup.py reads it
 
@@ -58,18 +58,18 @@ def load(
   Raises:
     lingvo_moe.core.errors.UserError: there is no such run or checkpoint, or a value is out of its range.
   """
-  from lingvo_moe.engine import manifest
+  from lingvo_moe.addons.engine import manifest
 
   if manifest.is_export(path):
-    from lingvo_moe.engine import model
+    from lingvo_moe.addons.engine import exported_model
 
     of_runs = {'backend': None if backend == 'auto' else backend, 'vocab_outside': vocab_outside or None}
     of_runs |= {'ensemble': ensemble or None}
     threads = {} if set_threads else {'threads': 1}
-    loaded = model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
+    loaded = exported_model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
   else:
     quiet.import_tensorflow()
-    from lingvo_moe.core import registry
+    from lingvo_moe.config import registry
     from lingvo_moe.run import loaded as run
 
     registry.install(imports)

@@ -31,21 +31,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_moe import app, checkpoint_flags
-from lingvo_moe import machine as machine_lib
-from lingvo_moe.core import log_directory, quiet, sentences
+from lingvo_moe.cli import app, checkpoint_flags
+from lingvo_moe.cli import machine as machine_lib
+from lingvo_moe.cli.machine import Machine, RuntimeOptions
+from lingvo_moe.cli.options import flag
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError, UserError
 from lingvo_moe.corpora import text
-from lingvo_moe.machine import Machine, RuntimeOptions
-from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
 from lingvo_moe.run.process_group import ProcessGroup
+from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks.task import HeldOutJob, HeldOutOptions, TaskConfig, job_of_export, task_of
+from lingvo_moe.text import sentences
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.engine.model import ExportedModel
-  from lingvo_moe.run.ensemble import Member
+  from lingvo_moe.addons.engine.exported_model import ExportedModel
+  from lingvo_moe.run.ensemble_members import Member
   from lingvo_moe.run.results import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
@@ -106,7 +108,7 @@ def decode(options: Options, runtime_options: RuntimeOptions = machine_lib.LOCAL
   if exported := options.load_export(runtime_options):
     return decode_step(results_of_export(options, exported), exported.step, options)
   quiet.import_tensorflow()
-  from lingvo_moe.run.ensemble import Member
+  from lingvo_moe.run.ensemble_members import Member
 
   machine_lib.set_threads(runtime_options, decoding=not options.score)
   machine = machine_lib.connect(runtime_options)
@@ -145,7 +147,7 @@ def print_scores(results: Results, step: int, summary: Mapping[str, Any], comman
   """Prints the mean of an external metric over the lines of each pair."""
   if results.job.suffix != log_directory.HYPOTHESES:
     raise UserError('--metric_command scores translations, and there are none: leave it out')
-  from lingvo_moe.analysis import external_metric
+  from lingvo_moe.addons.analysis import external_metric
 
   suffixes = log_directory.SOURCES, log_directory.HYPOTHESES, log_directory.REFERENCES
   for pair in summary['pairs']:
@@ -182,13 +184,13 @@ def _results(
 
 def set_up(run: RunDir, options: Options, machine: Machine, members: Sequence[Member] = ()) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
-  from lingvo_moe.run import ensemble
+  from lingvo_moe.run import ensemble_members
 
   group = machine.group
   of_task = {name: getattr(options, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}
   config = group.on_all(lambda: options.load_config(run, **of_task))
   group.on_all(lambda: _check_split(run, config, options))
-  config = group.on_all(lambda: ensemble.joined(config, members))
+  config = group.on_all(lambda: ensemble_members.joined(config, members))
   runtime = machine.make_runtime(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = group.on_all(lambda: run.load()[1]) if given else None
@@ -255,11 +257,11 @@ def load(
   runtime: Runtime, run: RunDir, step: int, members: Sequence[Member], options: Options, group: ProcessGroup
 ) -> bool:
   """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
-  from lingvo_moe.run import ensemble
+  from lingvo_moe.run import ensemble_members
 
   checkpoints = run.checkpoints()
   try:
-    group.on_all(lambda: ensemble.load_weights(runtime, run, step, members))
+    group.on_all(lambda: ensemble_members.load_weights(runtime, run, step, members))
     return True
   except ProcessLostError:
     raise

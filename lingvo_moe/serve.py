@@ -21,14 +21,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_moe import app, checkpoint_flags, machine, translate
+from lingvo_moe import translate
+from lingvo_moe.cli import app, checkpoint_flags, machine
+from lingvo_moe.cli.options import flag
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.options import flag
 
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.core.text_model import TextModel
+  from lingvo_moe.text.text_model import TextModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +74,13 @@ def require_extra() -> None:
 
 def serve(options: Options) -> int:
   """Serves until a signal; returns the exit status, or ends the process with 1 where requests were not answered."""
-  from lingvo_moe.serving import origins, server
+  from lingvo_moe.addons.serving import origins, server
 
   bound = server.bind(options.host, options.port)  # first, as loading takes seconds
   loopback = origins.is_loopback(bound.getsockname()[0])
   allowed = origins.Origins(options.cors, options.allowed_hosts, loopback)
-  from lingvo_moe.serving.http_app import HttpApp
-  from lingvo_moe.serving.service import Limits
+  from lingvo_moe.addons.serving.http_app import HttpApp
+  from lingvo_moe.addons.serving.service import Limits
 
   run = load(options)
   http_app = HttpApp(

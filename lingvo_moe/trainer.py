@@ -15,13 +15,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from lingvo_moe import app
-from lingvo_moe import machine as machine_lib
-from lingvo_moe import options as options_lib
-from lingvo_moe.core import bindings, configuration, fields, files, log_directory
+from lingvo_moe.cli import app
+from lingvo_moe.cli import machine as machine_lib
+from lingvo_moe.cli import options as options_lib
+from lingvo_moe.cli.machine import Machine, RuntimeOptions
+from lingvo_moe.cli.options import flag
+from lingvo_moe.config import bindings, configuration, fields
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import Machine, RuntimeOptions
-from lingvo_moe.options import flag
+from lingvo_moe.storage import files, log_directory
 from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.

@@ -29,19 +29,20 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from lingvo_moe import app, checkpoint_flags, machine
-from lingvo_moe.core import quiet, sentences
+from lingvo_moe.cli import app, checkpoint_flags, machine
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.cli.options import flag
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
-from lingvo_moe.machine import RuntimeOptions
-from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
+from lingvo_moe.text import sentences
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.core.text_model import TextModel
-  from lingvo_moe.core.translator import Answers
   from lingvo_moe.run.process_group import ProcessGroup
+  from lingvo_moe.text.text_model import TextModel
+  from lingvo_moe.text.translator import Answers
 
 _MOST_LINES = 1000  # of those that have arrived
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
@@ -102,14 +103,14 @@ def load(options: checkpoint_flags.TextOptions, runtime_options: RuntimeOptions)
     loaded.split_sentences = options.split_sentences
     return loaded, process_group.ALONE
   quiet.import_tensorflow()
-  from lingvo_moe.run import ensemble
+  from lingvo_moe.run import ensemble_members
   from lingvo_moe.run.loaded import LoadedRun
 
   machine.set_threads(runtime_options, decoding=True)
   connected = machine.connect(runtime_options)
   run, group = options.run, connected.group
-  members = group.on_all(lambda: [ensemble.Member.read(name, run) for name in options.ensemble])
-  config = group.on_all(lambda: ensemble.joined(options.load_config(run), members))
+  members = group.on_all(lambda: [ensemble_members.Member.read(name, run) for name in options.ensemble])
+  config = group.on_all(lambda: ensemble_members.joined(options.load_config(run), members))
   runtime = connected.make_runtime(config.program())
   step = group.on_leader(lambda: options.choose_step(run))
   loaded = group.on_all(lambda: LoadedRun(run, config, runtime, step, members))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS

@@ -11,15 +11,16 @@ import tensorflow as tf
 import tiny_config
 from text_lines import records
 
-from lingvo_moe import machine, trainer
+from lingvo_moe import trainer
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
-from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.task import TranslationTask
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

@@ -10,7 +10,7 @@ import pytest
 from text_lines import records
 
 from lingvo_moe import decoder, trainer, translate
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import task as task_lib

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.core import configuration, fields, files, registry
+from lingvo_moe.config import configuration, fields, registry
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import pair_files, parallel, preparation, text
-from lingvo_moe.runtime import chips, local, placement
+from lingvo_moe.runtime import chips, local, torus_placement
+from lingvo_moe.storage import files
 from lingvo_moe.xla_sharding import Mesh
 
 MODELS = ('mt.cldr.Tiny', 'mt.m4mini.Tiny', 'lm.shakespeare.Tiny', 'switch.shakespeare.Tiny')
@@ -141,7 +142,7 @@ BOXES = st.sampled_from(['expert:4x4', 'expert:2x8', 'expert:2x2x4', 'expert:4x2
 def test_any_placement_is_taken_or_refused_in_one_line(of_slice, box):
   with refused_in_one_line():
     topology = chips.Topology.parse(of_slice)
-    placed = placement.place(Mesh((('expert', topology.num_devices),)), topology, box)
+    placed = torus_placement.place(Mesh((('expert', topology.num_devices),)), topology, box)
     assert placed.num_devices == topology.num_devices
 
 

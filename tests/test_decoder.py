@@ -19,13 +19,13 @@ import untrained_run
 from text_lines import write
 
 from lingvo_moe import decoder
-from lingvo_moe.analysis import translations
+from lingvo_moe.addons.analysis import translations
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.storage.log_directory import LogDirectory
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.task import task_of
 

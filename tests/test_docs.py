@@ -83,7 +83,7 @@ def own_commands(document: str) -> list[list[str]]:
       assert command[2].isdecimal() and command[3] == '--', command
       command = command[4:]
     if command[0] == 'lingvo-moe':
-      command = ['python', '-m', 'lingvo_moe.commands.main', *command[1:]]
+      command = ['python', '-m', 'lingvo_moe.cli.commands.main', *command[1:]]
     if command[0] == 'python':
       found.append(command)
   return found
@@ -112,7 +112,7 @@ def prose(document: str) -> str:
 
 @functools.cache
 def names() -> list[str]:
-  from lingvo_moe.core import registry
+  from lingvo_moe.config import registry
 
   return registry.names()
 
@@ -164,8 +164,8 @@ def test_a_command_takes_its_flags(document, command):
 
 @pytest.mark.parametrize(('document', 'command'), OWN, ids=IDS)
 def test_models_and_bindings_of_a_command_exist(document, command):
-  from lingvo_moe.core import bindings as binding_lib
-  from lingvo_moe.core import configuration
+  from lingvo_moe.config import bindings as binding_lib
+  from lingvo_moe.config import configuration
 
   own = registered_by(document)
   models = [m for word in command if word.startswith('--model=') for m in word.partition('=')[2].split(',')]
@@ -182,7 +182,7 @@ def test_models_and_bindings_of_a_command_exist(document, command):
 def test_the_readmes_command_for_one_model_runs():
   command = ['lingvo-moe', 'models', '--model=mt.multi30k.MoE8E']
   assert command in commands('README.md')
-  command = ['-m', 'lingvo_moe.commands.main', *command[1:]]
+  command = ['-m', 'lingvo_moe.cli.commands.main', *command[1:]]
   done = forks.run(command, cwd=ROOT, timeout=120)
   assert done.returncode == 0 and 'mt.multi30k.MoE8E' in done.stdout
 
@@ -203,7 +203,9 @@ def test_the_readmes_commands_train_decode_and_translate_a_users_own_text(tmp_pa
     if 'lingvo-moe' not in line:
       continue
     job = re.search(r'lingvo-moe (\w+)', line)[1]
-    line = line.partition('  #')[0].replace('lingvo-moe', f'{shlex.quote(sys.executable)} -m lingvo_moe.commands.main')
+    line = line.partition('  #')[0].replace(
+      'lingvo-moe', f'{shlex.quote(sys.executable)} -m lingvo_moe.cli.commands.main'
+    )
     line += {'train': ' --max_steps=3 ' + shlex.join(smaller), 'prepare': ' --dev=20 --test=20'}.get(job, '')
     done = subprocess.run(['bash', '-c', line], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -289,7 +291,7 @@ def test_the_quickstart_takes_as_long_wherever_it_is_said(path):
 
 
 @pytest.mark.parametrize(
-  'path', ['README.md', 'CHANGELOG.md', 'tools/quickstart', 'lingvo_moe/commands/cldr.py', 'params/mt/cldr.py']
+  'path', ['README.md', 'CHANGELOG.md', 'tools/quickstart', 'lingvo_moe/cli/commands/cldr.py', 'params/mt/cldr.py']
 )
 def test_the_corpus_has_as_many_languages_wherever_it_is_said(path):
   from lingvo_moe.corpora.cldr import corpus
@@ -309,7 +311,7 @@ def test_contributing_has_the_alphabet_of_axes():
 
 
 def test_results_of_the_readme_are_those_of_the_models_docstrings():
-  from lingvo_moe.core import registry
+  from lingvo_moe.config import registry
 
   name, checked = '', 0
   for row in re.findall(r'^\|(.*)\|$', (ROOT / 'README.md').read_text(encoding='utf-8'), flags=re.MULTILINE):

@@ -17,10 +17,10 @@ import toy_run as toy
 
 import lingvo_moe
 from lingvo_moe import decoder
-from lingvo_moe.commands import export
-from lingvo_moe.core import configuration
+from lingvo_moe.cli.commands import export
+from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt.input import TextInput
+from lingvo_moe.tasks.mt.mt_input import TextInput
 from lingvo_moe.tasks.mt.text_search import TextSearch
 from lingvo_moe.tasks.task import task_of
 
@@ -188,10 +188,10 @@ def test_mistakes_are_answered_and_leave_nothing(toy_run, saved, tmp_path):
 
 def test_a_run_and_a_folder_are_arguments_or_flags():
   for words in ['run', 'out'], ['run', '--out=out'], ['out', '--logdir=run']:
-    done = forks.run(['-m', 'lingvo_moe.commands.main', 'export', *words], timeout=60)
+    done = forks.run(['-m', 'lingvo_moe.cli.commands.main', 'export', *words], timeout=60)
     assert done.returncode == 1 and 'run: there is no such directory' in done.stderr
   for words in [], ['run'], ['run', 'out', 'more']:
-    done = forks.run(['-m', 'lingvo_moe.commands.main', 'export', *words], timeout=60)
+    done = forks.run(['-m', 'lingvo_moe.cli.commands.main', 'export', *words], timeout=60)
     assert done.returncode == 1 and 'a run is exported to a new folder' in done.stderr
 
 

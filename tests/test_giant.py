@@ -5,8 +5,9 @@ import pytest
 import reversed_corpus
 from text_lines import records
 
-from lingvo_moe import decoder, machine, trainer
-from lingvo_moe.machine import RuntimeOptions
+from lingvo_moe import decoder, trainer
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.run.rundir import RunDir
 
 pytest.importorskip('jax')

@@ -10,8 +10,8 @@ from text_lines import records
 
 import lingvo_moe
 from lingvo_moe import decoder, trainer, translate
+from lingvo_moe.addons.report import page, reading
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report import page, reading
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

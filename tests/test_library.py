@@ -19,11 +19,11 @@ from whole_state import WholeState
 
 import lingvo_moe
 from lingvo_moe import translate
-from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import loaded as loaded_lib
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks.task import task_of
 
 pytestmark = pytest.mark.usefixtures('one_trace')

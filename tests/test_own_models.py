@@ -13,7 +13,7 @@ import lingvo_moe
 from lingvo_moe.core.errors import UserError
 
 FILES = pathlib.Path(__file__).parent / 'data' / 'own'
-LINGVO_MOE = ['-m', 'lingvo_moe.commands.main']
+LINGVO_MOE = ['-m', 'lingvo_moe.cli.commands.main']
 SIZES = ['source_vocab_size=296', 'target_vocab_size=296', 'max_length=16', 'encoder_layers=1', 'decoder_layers=1']
 SIZES = [
   f'--set={value}' for value in ('pairs=de-en', *SIZES, 'moe_every=1', 'model_dim=16', 'ff_dim=16', 'eval_every=2')

@@ -34,7 +34,7 @@ def test_the_commands_from_a_public_model_work(fixture, folder, pair, tmp_path):
   for line in filter(None, lines.splitlines()):
     for written, smaller in SMALLER.items():
       line = line.replace(written, smaller)
-    line = line.replace('lingvo-moe', f'{shlex.quote(sys.executable)} -m lingvo_moe.commands.main')
+    line = line.replace('lingvo-moe', f'{shlex.quote(sys.executable)} -m lingvo_moe.cli.commands.main')
     done = subprocess.run(['bash', '-c', line], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f'{line}\n{done.stderr[-3000:]}'
     run += 1

@@ -16,9 +16,9 @@ import test_docs
 import toy_run as toy
 
 import lingvo_moe
-from lingvo_moe.commands import export, main
-from lingvo_moe.engine import manifest
-from lingvo_moe.interop import pickled
+from lingvo_moe.addons.engine import manifest
+from lingvo_moe.addons.interop import pickled
+from lingvo_moe.cli.commands import export, main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ('lingvo_moe', 'params', 'tests', 'tools')
@@ -59,7 +59,7 @@ def test_wheel_holds_every_module_and_params_as_a_sub_package(wheel):
 
 def test_wheel_has_the_command_and_every_module_that_it_calls(wheel):
   (entry_points,) = [name for name in wheel.namelist() if name.endswith('.dist-info/entry_points.txt')]
-  assert 'lingvo-moe = lingvo_moe.commands.main:main' in wheel.read(entry_points).decode()
+  assert 'lingvo-moe = lingvo_moe.cli.commands.main:main' in wheel.read(entry_points).decode()
   modules = {f'lingvo_moe/{module.replace(".", "/")}.py' for module, _ in main.COMMANDS.values()}
   assert modules <= set(wheel.namelist())
 
@@ -169,7 +169,7 @@ def test_an_export_translates_in_an_environment_under_150_megabytes_without_tens
   files = [path for path in python.parent.parent.rglob('*') if path.is_file() and not path.is_symlink()]
   assert 100e6 < sum(path.stat().st_size for path in files) < 150e6
   lines = [source for source, _ in toy.sentences()]
-  command = [python, '-m', 'lingvo_moe.commands.main', 'translate', out]
+  command = [python, '-m', 'lingvo_moe.cli.commands.main', 'translate', out]
   done = subprocess.run(command, input='\n'.join(lines) + '\n', capture_output=True, text=True, env={'HOME': '/'})
   assert done.returncode == 0, done.stderr
   assert done.stderr.splitlines() == ['using the checkpoint of ' + lingvo_moe.load(str(out)).checkpoint]
@@ -177,7 +177,7 @@ def test_an_export_translates_in_an_environment_under_150_megabytes_without_tens
 
 
 def test_a_log_directory_needs_tensorflow_and_the_message_says_so(small, toy_run):
-  command = [small[0], '-m', 'lingvo_moe.commands.main', 'translate', toy_run.path]
+  command = [small[0], '-m', 'lingvo_moe.cli.commands.main', 'translate', toy_run.path]
   done = subprocess.run(command, capture_output=True, text=True, env={'HOME': '/'})
   assert done.returncode == 1
   assert done.stderr.count('\n') == 1 and 'a log directory needs TensorFlow, which is not installed' in done.stderr
@@ -189,7 +189,7 @@ import lingvo_moe
 model = lingvo_moe.load(sys.argv[1])
 model.score([('Ein Hund', 'A dog')])
 from lingvo_moe import serve, translate
-from lingvo_moe.serving import http_app
+from lingvo_moe.addons.serving import http_app
 serve.load(serve.Options(sys.argv[1]))
 heavy = {'tensorflow', 'tensorflow_text', 'jax', 'gin', 'sacrebleu'}
 print(json.dumps(sorted(heavy & {name.partition('.')[0] for name in sys.modules})))
@@ -231,7 +231,7 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
       more = small if command[1] == 'train' else []
       if 'mt.multi30k.MoE8E' in ' '.join(command) and command[1] == 'train':
         more = [*more, '--set=split_files=()']
-      words = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', *command[1:], *more]
+      words = [sys.executable, '-P', '-m', 'lingvo_moe.cli.commands.main', *command[1:], *more]
       done = subprocess.run(
         words, cwd=folder, env=env, capture_output=True, text=True, input='Ein Hund.\n', timeout=600
       )

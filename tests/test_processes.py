@@ -21,7 +21,7 @@ import untrained_run
 from text_lines import records, write
 
 from lingvo_moe import decoder, translate
-from lingvo_moe.commands import launch as launcher
+from lingvo_moe.cli.commands import launch as launcher
 from lingvo_moe.run import results
 from lingvo_moe.run.rundir import RunDir
 
@@ -71,7 +71,7 @@ def test_a_lost_process_ends_the_others_and_any_devices_go_on_to_the_same_number
 
   mesh = ('--runtime=spmd', '--mesh=data:2,expert:2')
   launch = subprocess.Popen(
-    [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', *command(corpus, broken, *mesh)],
+    [PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', '2', '--', *command(corpus, broken, *mesh)],
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
@@ -130,7 +130,7 @@ def test_processes_that_slurm_started_train_to_the_losses_of_launched_ones(corpu
     [
       PYTHON,
       '-m',
-      'lingvo_moe.commands.main',
+      'lingvo_moe.cli.commands.main',
       'launch',
       '2',
       '--',
@@ -195,7 +195,7 @@ def test_a_process_whose_peer_is_absent_says_so_and_ends_in_one_line_or_on_a_sig
 
 def launched(count, *command, **options):
   """A command in several processes, run to its end."""
-  command = [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', str(count), '--', PYTHON, *command]
+  command = [PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', str(count), '--', PYTHON, *command]
   return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
@@ -203,7 +203,7 @@ SHARING = """
 import sys
 from lingvo_moe import app, machine
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import RuntimeOptions
+from lingvo_moe.cli.machine import RuntimeOptions
 
 @app.command(RuntimeOptions)
 def main(options):
@@ -319,7 +319,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_all(run):
 
 @pytest.mark.slow
 def test_a_decoder_that_waits_ends_when_another_process_is_lost(tmp_path):
-  command = [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', PYTHON, '-m', 'lingvo_moe.decoder']
+  command = [PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', '2', '--', PYTHON, '-m', 'lingvo_moe.decoder']
   with open(tmp_path / 'said', 'w') as said:
     launch = subprocess.Popen([*command, f'--logdir={tmp_path}/nothing', '--poll_seconds=0.2', *MESH], stderr=said)
   deadline = time.monotonic() + 120
@@ -344,13 +344,13 @@ def test_a_command_that_cannot_be_started_gets_one_line(tmp_path):
   (tmp_path / 'script').write_text('')  # which may not be executed
   for command, answer in (('nosuchcommand', 'No such file'), (str(tmp_path / 'script'), 'Permission denied')):
     done = subprocess.run(
-      [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', command], capture_output=True, text=True
+      [PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', '2', '--', command], capture_output=True, text=True
     )
     assert done.returncode == 1 and f"process 0 of 2 could not be started by '{command}' ({answer}" in done.stderr
     assert done.stderr.count('\n') == 1
   for count in ('0', '9' * 5000, '2.0'):
     done = subprocess.run(
-      [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', count, '--', 'true'], capture_output=True, text=True
+      [PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', count, '--', 'true'], capture_output=True, text=True
     )
     assert done.returncode == 1 and done.stderr.startswith('error: the form is N -- COMMAND')
     assert len(done.stderr) < 300
@@ -394,7 +394,7 @@ def test_the_launcher_hands_sigterm_on(tmp_path):
     '(folder / f"up{i}").write_text("")\n'
     'time.sleep(60)\n'
   )
-  launch = subprocess.Popen([PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', PYTHON, '-c', script])
+  launch = subprocess.Popen([PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', '2', '--', PYTHON, '-c', script])
   deadline = time.monotonic() + 120
   while len(os.listdir(tmp_path)) < 2:
     assert time.monotonic() < deadline
@@ -405,5 +405,7 @@ def test_the_launcher_hands_sigterm_on(tmp_path):
 
 
 def test_a_wrong_form_is_told():
-  done = subprocess.run([PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', 'python'], capture_output=True, text=True)
+  done = subprocess.run(
+    [PYTHON, '-m', 'lingvo_moe.cli.commands.main', 'launch', 'python'], capture_output=True, text=True
+  )
   assert done.returncode == 1 and 'the form is N -- COMMAND' in done.stderr

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tiny_config
 
 from lingvo_moe.core import prng, weights
-from lingvo_moe.tasks.lm.config import LmConfig, RecurrentConfig
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.lm.lm_config import LmConfig, RecurrentConfig
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.tasks.task import task_of
 
 RATES = {'input_dropout': 0.5, 'residual_dropout': 0.5, 'expert_dropout': 0.5, 'expert_output_masking': 0.5}

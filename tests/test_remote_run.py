@@ -14,19 +14,19 @@ import tensorflow as tf
 from whole_state import WholeState
 
 from lingvo_moe import decoder, trainer, translate
-from lingvo_moe.analysis import compare
-from lingvo_moe.core import content_hashes, files, json_files, remote_files
+from lingvo_moe.addons.analysis import compare
+from lingvo_moe.addons.report import page, reading
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.core.text_vocab import Bytes
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.report import page, reading
 from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.storage import content_hashes, files, json_files, remote_files
+from lingvo_moe.storage.log_directory import LogDirectory
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.plain_text import windows
+from lingvo_moe.text.text_vocab import Bytes
 
 BINDINGS = (
   'Tiny.source_vocab_size = 282',

@@ -17,13 +17,13 @@ import tensorflow as tf
 from text_lines import records
 
 from lingvo_moe import trainer
-from lingvo_moe.core import json_files
+from lingvo_moe.addons.report import page, reading
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report import page, reading
 from lingvo_moe.run import averaging, reporting, training, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.run.signals import Signals
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.storage import json_files
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

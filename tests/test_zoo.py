@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.tasks import sizes

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 
 MODEL = 'mt.cldr.Tiny'
 _SIZES = {

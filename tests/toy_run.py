@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 
-from lingvo_moe.core import configuration
+from lingvo_moe.config import configuration
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.task import Feed, task_of

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from whole_state import WholeState
 
-from lingvo_moe.core import configuration
+from lingvo_moe.config import configuration
 from lingvo_moe.run.rundir import RunDir
 
 MODEL = 'mt.cldr.Tiny'

@@ -100,7 +100,7 @@ def main():
 
   import lingvo_moe
   from lingvo_moe.tasks.mt import dev_lines
-  from lingvo_moe.tasks.mt.input import TextInput
+  from lingvo_moe.tasks.mt.mt_input import TextInput
 
   run = lingvo_moe.load(options.run)
   config, vocabs = run.translator()._config, run._task.vocabs

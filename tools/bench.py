@@ -16,13 +16,13 @@ import sys
 
 from absl import flags
 
-from lingvo_moe import app, machine
 from lingvo_moe.bench.clock import Clock, Timing
-from lingvo_moe.commands import bench
-from lingvo_moe.commands.bench import Measure
-from lingvo_moe.core import registry
+from lingvo_moe.cli import app, machine
+from lingvo_moe.cli.commands import bench
+from lingvo_moe.cli.commands.bench import Measure
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import RuntimeOptions
 
 _DATA_DIR = flags.DEFINE_string('data_dir', '', 'Corpus for --what=input; the default corpus if empty.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')

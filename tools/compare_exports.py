@@ -9,10 +9,10 @@ import numpy as np
 from absl import flags
 
 import lingvo_moe
-from lingvo_moe import app
+from lingvo_moe.addons.engine import stages
+from lingvo_moe.cli import app
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.engine import stages
 
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'The corpus.', required=True)
 _SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or any file prefix.')

@@ -13,7 +13,7 @@ models for most gates, each with as many FLOPs a token, for the corpus that ling
 
 from absl import flags
 
-from lingvo_moe import app
+from lingvo_moe.cli import app
 from lingvo_moe.core.errors import UserError
 
 _SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or any file prefix.')
@@ -24,7 +24,7 @@ _STEP = flags.DEFINE_integer('step', None, 'Step of every run; default: the newe
 def main(argv):
   if len(argv) < 2:
     raise UserError('at least one run is shown: tools/compare_gates.py RUN RUN ...; saw none')
-  from lingvo_moe.core.log_directory import LogDirectory
+  from lingvo_moe.storage.log_directory import LogDirectory
   from paper import gates
 
   print(gates.table([gates.row(LogDirectory.read(path), _SPLIT.value, _STEP.value) for path in argv[1:]]))

@@ -15,7 +15,7 @@ import os
 from absl import flags
 
 import lingvo_moe
-from lingvo_moe import app
+from lingvo_moe.cli import app
 from lingvo_moe.core.errors import UserError
 
 _OUT = flags.DEFINE_string('out', None, 'Folder for the page and its plot.', required=True)
@@ -37,9 +37,9 @@ def main(argv):
     raise UserError(
       f'a page is of one run: tools/expert_specialization.py RUN --out=DIR; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  from lingvo_moe.report import reading
+  from lingvo_moe.addons.report import reading
   from lingvo_moe.tasks.mt import held_out
-  from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.tasks.mt.mt_config import MtConfig
   from lingvo_moe.tasks.task import task_of
   from paper import experts, specialization
 

@@ -10,7 +10,7 @@ import os
 
 from absl import flags
 
-from lingvo_moe import app
+from lingvo_moe.cli import app
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; it must not exist.', required=True)
@@ -24,7 +24,8 @@ _PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eva
 def main():
   import step_export
 
-  from lingvo_moe.core import configuration, new_folder
+  from lingvo_moe.config import configuration
+  from lingvo_moe.storage import new_folder
   from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 

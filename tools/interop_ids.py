@@ -16,9 +16,9 @@ import tempfile
 import sentencepiece
 import transformers
 
-from lingvo_moe.interop import families
-from lingvo_moe.interop.hub_folder import HubFolder
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.addons.interop import families
+from lingvo_moe.addons.interop.hub_folder import HubFolder
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 
 LANGUAGES = 'ara bel ben bul cmn deu ell fra heb hin hun ita jpn kat nld pol por rus tur vie'.split()
 SIZES = dict(

@@ -16,7 +16,7 @@ from importlib import metadata
 
 from absl import flags
 
-from lingvo_moe import app
+from lingvo_moe.cli import app
 from lingvo_moe.core.errors import UserError, closest
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
@@ -28,7 +28,7 @@ _WHAT = flags.DEFINE_list(
 )
 _TINY = flags.DEFINE_bool('tiny', False, 'Compile the tiny siblings of the giant models instead.')
 
-_COST = ('-m', 'lingvo_moe.commands.main', 'cost')
+_COST = ('-m', 'lingvo_moe.cli.commands.main', 'cost')
 
 
 @app.command()

@@ -14,7 +14,7 @@ import os
 
 from absl import flags
 
-from lingvo_moe import app
+from lingvo_moe.cli import app
 from lingvo_moe.core.errors import UserError
 
 _BASE = flags.DEFINE_string('base', None, 'The run that the others are compared with.', required=True)

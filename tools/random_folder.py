@@ -19,12 +19,14 @@ import shutil
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_moe import app
-from lingvo_moe.core import configuration, new_folder, weights
+from lingvo_moe.addons.interop import families
+from lingvo_moe.addons.interop.hub_folder import HubFolder
+from lingvo_moe.cli import app
+from lingvo_moe.config import configuration
+from lingvo_moe.core import weights
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.interop import families
-from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.run import checkpoint, hub_export
+from lingvo_moe.storage import new_folder
 
 FIXTURES = pathlib.Path(__file__).parents[1] / 'tests' / 'data' / 'interop'
 BOTH_STACKS = ('layers', 'ffn_dim', 'attention_heads')

@@ -15,9 +15,9 @@ import sys
 
 from absl import flags
 
-from lingvo_moe import app
-from lingvo_moe.core import log_directory
+from lingvo_moe.cli import app
 from lingvo_moe.core.errors import UserError, plural
+from lingvo_moe.storage import log_directory
 
 _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
 _SPLIT = flags.DEFINE_list('split', ['test'], 'Held-out sets, with commas between.')
@@ -38,7 +38,7 @@ def main(argv):
     )
   if _STEPS_PER_EPOCH.value is not None and _STEPS_PER_EPOCH.value <= 0:
     raise UserError(f'--steps_per_epoch must be a positive number; saw {_STEPS_PER_EPOCH.value}')
-  from lingvo_moe.core.log_directory import LogDirectory
+  from lingvo_moe.storage.log_directory import LogDirectory
   from paper import recording
 
   known = recording.read(_OUT.value)

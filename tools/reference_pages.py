@@ -13,8 +13,9 @@ import sys
 
 from absl import flags
 
-from lingvo_moe import app
-from lingvo_moe.core import fields, markdown, registry
+from lingvo_moe.cli import app
+from lingvo_moe.config import fields, registry
+from lingvo_moe.text import markdown
 
 _PAGE = flags.DEFINE_enum('page', None, ['models', 'fields'], 'The page to print.', required=True)
 

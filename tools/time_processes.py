@@ -14,8 +14,8 @@ import types
 
 from absl import flags
 
-from lingvo_moe import app, machine
-from lingvo_moe.machine import RuntimeOptions
+from lingvo_moe.cli import app, machine
+from lingvo_moe.cli.machine import RuntimeOptions
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")
@@ -26,7 +26,7 @@ _SAVE_EVERY = flags.DEFINE_integer('save_every', 20, 'Steps from a checkpoint to
 
 @app.command(RuntimeOptions)
 def main(runtime_options: RuntimeOptions):
-  from lingvo_moe.core import configuration
+  from lingvo_moe.config import configuration
   from lingvo_moe.run.checkpoints import Checkpoints, Saver
   from lingvo_moe.run.signals import Signals, StopOnSignal
   from lingvo_moe.run.training import Step

@@ -17,7 +17,7 @@ import os
 
 from absl import flags
 
-from lingvo_moe import app
+from lingvo_moe.cli import app
 
 _LOGDIR = flags.DEFINE_string('logdir', None, 'A run, which lingvo-moe train has begun.', required=True)
 _OUT = flags.DEFINE_string('out', None, 'Folder to export to; it must not exist.')
@@ -48,8 +48,8 @@ def export(run, name, config) -> None:
   import step_export
   from step_export import batches
 
-  from lingvo_moe.core import new_folder
   from lingvo_moe.run import warm_start
+  from lingvo_moe.storage import new_folder
   from lingvo_moe.tasks.task import Feed, task_of
   from lingvo_moe.xla_sharding import Mesh
 
@@ -78,10 +78,10 @@ def take(run, config) -> None:
 
   import numpy as np
 
-  from lingvo_moe.core import new_folder
   from lingvo_moe.core.errors import UserError
   from lingvo_moe.run import checkpoint
   from lingvo_moe.runtime.slices import Slice
+  from lingvo_moe.storage import new_folder
 
   specs = checkpoint.by_layer({name: spec.shape for name, spec in config.program().weight_specs.items()})
   found = sorted(glob.glob(os.path.join(glob.escape(_TAKE.value), 'weights_*.npz')))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.bench.clock import MAX_OTHER_CORES
-from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.storage import json_files
 
 Record = Mapping[str, Any]
 

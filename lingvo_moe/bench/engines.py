@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from lingvo_moe.bench.clock import Clock, Timing
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 ENGINES = ('tensorflow', 'litert_int8', 'litert_float32', 'ctranslate2_int8', 'ctranslate2_float32')
 _COMPARED = ('tokens_per_s', 'median_s', 'peak_rss_mib', 'other_cores')
@@ -57,9 +57,9 @@ def export(folder: str, config: MtConfig, engine: str, public: str = '') -> None
   """
   from lingvo_moe.bench import processes
   from lingvo_moe.run import importing
-  from lingvo_moe.runtime import litert
+  from lingvo_moe.runtime import litert_export
   from lingvo_moe.tasks import engine_graphs
-  from lingvo_moe.tasks.mt import ctranslate2_model, graphs
+  from lingvo_moe.tasks.mt import ctranslate2_model, mt_graphs
   from lingvo_moe.tasks.task import EngineParts
 
   library, _, kind = engine.rpartition('_')
@@ -75,7 +75,7 @@ def export(folder: str, config: MtConfig, engine: str, public: str = '') -> None
   weights = importing.read_weights(public) if public else initial()
   if library == 'litert':
     engine_graphs.require(config)
-    return litert.save(folder, program, EngineParts(graphs.make(config), {}, {}), weights, {}, kind)
+    return litert_export.save(folder, program, EngineParts(mt_graphs.make(config), {}, {}), weights, {}, kind)
   ctranslate2_model.require(config)
   source = config.source_vocab_size
   vocabs = _RandomVocab(source), _RandomVocab(source if config.shared_vocab else config.target_vocab_size)
@@ -155,11 +155,11 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
   """Function that translates by lingvo_moe/engine, and returns the numbers of symbols."""
   import numpy as np
 
+  from lingvo_moe.addons.engine import search, stages
+  from lingvo_moe.addons.engine.graph import available_threads
+  from lingvo_moe.addons.engine.lanes import Lanes
   from lingvo_moe.core.length_norm import LengthNorm
-  from lingvo_moe.core.vocab import EOS
-  from lingvo_moe.engine import search, stages
-  from lingvo_moe.engine.graph import available_threads
-  from lingvo_moe.engine.lanes import Lanes
+  from lingvo_moe.text.vocab import EOS
 
   run = stages.StagedGraph.run
 

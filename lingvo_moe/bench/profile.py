@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_moe.analysis.parts import PARTS, part_of
+from lingvo_moe.addons.analysis.parts import PARTS, part_of
 from lingvo_moe.core.errors import UserError
 
 # Profiler's name of a kernel's run: 'encoder/layer_00/attention/einsum/Einsum:_MklEinsum'.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from lingvo_moe.analysis import flops
+from lingvo_moe.addons.analysis import flops
 from lingvo_moe.bench import profile as profile_lib
 from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core.errors import UserError
@@ -12,7 +12,7 @@ from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.model_config import ModelConfig
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.task import task_of
 
 MakeRuntime = Callable[[Program], Runtime]

@@ -1,4 +1,4 @@
-"""Plain text in a folder, which may be remote (core/files.py): the files of a split, and the documents in them.
+"""Plain text in a folder, which may be remote (storage/files.py): the files of a split, and the documents in them.
 
 A split is `<data_dir>/<split>*.txt[.gz|.xz|.bz2]`, so that `train.txt` may as well be shards, `train-000.txt`,
 `train-001.txt`, ..., read in the order of their names. If `x.txt` and `x.txt.gz` both exist, the first is read. Text is
@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Iterator
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed
 from lingvo_moe.corpora import text as text_lib
+from lingvo_moe.storage import files
 
 DOCUMENTS = ('file', 'paragraph', 'line')
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.corpora import sampling
+from lingvo_moe.corpora import temperature_sampling
 
 BANDS = 8
 _N = 5
@@ -22,7 +22,7 @@ def keys(texts: Sequence[str], similarity: float) -> np.ndarray:
   codes = [np.frombuffer((text + ' ' * _N).encode('utf-32-le'), np.uint32).astype(np.uint64) for text in texts]
   grams = [np.convolve(own, _POWERS, 'valid') for own in codes]
   starts = np.cumsum([0, *map(len, grams)])
-  grams = sampling.mix(np.concatenate(grams))
-  factors = sampling.fold('MinHash', np.arange(BANDS * rows)) | np.uint64(1)
+  grams = temperature_sampling.mix(np.concatenate(grams))
+  factors = temperature_sampling.fold('MinHash', np.arange(BANDS * rows)) | np.uint64(1)
   least = np.array([np.minimum.reduceat(grams * factor, starts[:-1]) for factor in factors])
-  return np.stack([sampling.fold(*band) for band in least.reshape(BANDS, rows, len(texts))], axis=1)
+  return np.stack([temperature_sampling.fold(*band) for band in least.reshape(BANDS, rows, len(texts))], axis=1)

@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Iterator
 from typing import IO
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.storage import files
 
 # Most that a packed file may unpack to: times its size, or bytes if that is more. Text comes to 3 to 10 times.
 _MOST_TIMES = 100

@@ -1,6 +1,6 @@
 """Parallel corpora in a folder: finds language pairs and their files, and reads their lines.
 
-The folder may be remote (core/files.py). There are two layouts, which are recognised automatically:
+The folder may be remote (storage/files.py). There are two layouts, which are recognised automatically:
 - folders: `<data_dir>/<source>-<target>/<split>.<language>[.gz]`, e.g. `deu-en/train.deu.gz` with `deu-en/train.en.gz`;
   `en-deu` names the same files in the other direction, unless there is a folder of that name;
 - plain files: `<data_dir>/<split>.<language>[.gz]`, e.g. `train.de.gz` with `train.en.gz`; any two languages make a
@@ -19,9 +19,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.corpora import packed, text
+from lingvo_moe.storage import files
 
 SPLITS = ('train', 'dev', 'test')
 

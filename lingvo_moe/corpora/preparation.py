@@ -26,11 +26,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import errors, new_folder
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import language_id, near_duplicates, packed, parallel, sampling, text
+from lingvo_moe.corpora import language_id, near_duplicates, packed, parallel, temperature_sampling, text
 from lingvo_moe.corpora.pair_files import Progress, Side, Texts
 from lingvo_moe.corpora.parallel import SPLITS
+from lingvo_moe.storage import new_folder
 
 _CHUNK = 1 << 20  # lines that are computed at a time
 _BUCKETS = 16  # parts of all hashes that are sorted at a time
@@ -125,7 +126,7 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
     texts, rules, identifies, progress
   )
   _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
-  pairs = _by_chunks(sampling.fold, source, target)
+  pairs = _by_chunks(temperature_sampling.fold, source, target)
   undecided = outcomes == _UNDECIDED
   outcomes[undecided & _repeats(pairs, undecided)] = Outcome.DUPLICATE
   undecided = outcomes == _UNDECIDED
@@ -261,7 +262,7 @@ def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisio
   alone = usable.copy()
   for side in (source, target):
     alone &= ~_repeats(side, usable, with_first=True)
-  rank = _by_chunks(lambda part: sampling.fold(rules.seed, 'held out', part), pairs)
+  rank = _by_chunks(lambda part: temperature_sampling.fold(rules.seed, 'held out', part), pairs)
   chosen = _smallest(rank, alone, wanted).tolist()
   if len(chosen) < wanted < total:
     chosen += _apart(source, target, rank, usable & ~alone, wanted - len(chosen))

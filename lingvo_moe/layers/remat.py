@@ -121,5 +121,5 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def again(scope: str) -> str:
-  """Name scope of operations that are computed again, from their own; analysis/parts.py reads it."""
+  """Name scope of operations that are computed again, from their own; addons/analysis/parts.py reads it."""
   return f'rematerialised/{scope}/' if scope else 'rematerialised/'

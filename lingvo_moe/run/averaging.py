@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors, files, json_files, log_directory, new_folder
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint, hub_export
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.storage import files, json_files, log_directory, new_folder
 
 _Terms = tuple[Sequence[checkpoint.Stored], float]  # a weight of an average: the sum of tensors over a divisor
 

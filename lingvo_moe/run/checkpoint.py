@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors, files
+from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers import lora as lora_lib
 from lingvo_moe.layers.lora import Lora
 from lingvo_moe.runtime.slices import Slice, slice_spec
+from lingvo_moe.storage import files
 
 STATE = 'state'  # a checkpoint's prefix in its folder
 PART_BYTES = 64 << 20  # of what write_parts writes at once

@@ -3,7 +3,7 @@
 - Each process writes and reads only the slices of tensors that its devices hold, so a checkpoint written by any number
   of devices can be restored onto any other number (checkpoint.py).
 - A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before. On a remote
-  file system (core/files.py), where that is not one operation, it is written in its place, and an empty file
+  file system (storage/files.py), where that is not one operation, it is written in its place, and an empty file
   `committed`, the last to be written, makes it one.
 - `dev_loss.json` holds the dev loss, where the step was evaluated: a hash of the dev text that it was measured on, how
   often that text had changed before, and, in the best checkpoint, the steps that were evaluated since. Losses on the
@@ -23,11 +23,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors, files, json_files
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.storage import files, json_files
 from lingvo_moe.tasks.task import TaskConfig
 
 _STEP = re.compile(r'step_(\d+)$')

@@ -8,9 +8,9 @@ A path is relative to data_dir, which may move. A run of an earlier version has 
 import os
 from collections.abc import Callable, Mapping
 
-from lingvo_moe.core import content_hashes, files, json_files, log_directory
 from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.storage import content_hashes, files, json_files, log_directory
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 Record = Mapping[str, Mapping[str, str]]  # hashes by part and path

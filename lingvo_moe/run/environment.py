@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lingvo_moe
-from lingvo_moe.core import files, json_files, log_directory
+from lingvo_moe.storage import files, json_files, log_directory
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
 

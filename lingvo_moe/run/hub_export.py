@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import configuration, fields, files, json_files, log_directory
+from lingvo_moe.addons.interop import families
+from lingvo_moe.addons.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
+from lingvo_moe.addons.interop.tensor_table import Imported
+from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.interop import families
-from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
-from lingvo_moe.interop.table import Imported
 from lingvo_moe.run import checkpoint, importing
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.task import TaskConfig
 
 _SHARD_BYTES = 2 << 30  # of a file

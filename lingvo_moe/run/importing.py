@@ -19,17 +19,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import bindings, configuration, errors, files, json_files, log_directory, new_folder
+from lingvo_moe.addons.interop import config_keys, families, vocabulary
+from lingvo_moe.addons.interop.hub_folder import TYPES, HubFolder
+from lingvo_moe.addons.interop.tensor_table import Imported, Symbols
+from lingvo_moe.config import bindings, configuration
+from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.interop import config_keys, families, vocabulary
-from lingvo_moe.interop.hub_folder import TYPES, HubFolder
-from lingvo_moe.interop.table import Imported, Symbols
 from lingvo_moe.program import Program
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.storage import files, json_files, log_directory, new_folder
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 _VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}

@@ -5,17 +5,17 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.language_tags import Languages
-from lingvo_moe.core.text_model import TextModel
-from lingvo_moe.core.translator import Translator
 from lingvo_moe.ops.cpu import threads
-from lingvo_moe.run import ensemble
+from lingvo_moe.run import ensemble_members
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks.task import SentenceRouting, TaskConfig, task_of
+from lingvo_moe.text.language_tags import Languages
+from lingvo_moe.text.text_model import TextModel
+from lingvo_moe.text.translator import Translator
 
 T = TypeVar('T')
 
@@ -35,7 +35,7 @@ class LoadedRun(TextModel):
   """
 
   def __init__(
-    self, run: RunDir, config: TaskConfig, runtime: Runtime, step: int, members: Sequence[ensemble.Member] = ()
+    self, run: RunDir, config: TaskConfig, runtime: Runtime, step: int, members: Sequence[ensemble_members.Member] = ()
   ) -> None:
     self.path = run.path
     self.model = run.load()[0]
@@ -49,7 +49,7 @@ class LoadedRun(TextModel):
     self._runner = _OneAtATime(runtime)
     self._made: dict[tuple, Any] = {}
     self._making = threading.Lock()
-    ensemble.load_weights(runtime, run, step, members)
+    ensemble_members.load_weights(runtime, run, step, members)
 
   def __repr__(self) -> str:
     return f'LoadedRun({self.path!r}, {self.model}, {self.checkpoint})'
@@ -123,8 +123,8 @@ def load(
   if set_threads and backend != 'reference':
     threads.set_policy(decoding=True)
   run = RunDir(str(path), vocab_outside)
-  members = [ensemble.Member.read(name, run) for name in others]
-  config = ensemble.joined(run.load_config(**decoding), members)
+  members = [ensemble_members.Member.read(name, run) for name in others]
+  config = ensemble_members.joined(run.load_config(**decoding), members)
   step = run.checkpoints().choose(step, checkpoint or 'best if evaluated')
   loaded = LoadedRun(run, config, LocalRuntime(config.program(), backend=backend), step, members)
   logging.getLogger('lingvo_moe').info('loaded %r', loaded)

@@ -4,11 +4,12 @@ import json
 import os
 
 import lingvo_moe
-from lingvo_moe.core import files, json_files, log_directory, markdown
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.storage import files, json_files, log_directory
+from lingvo_moe.storage.log_directory import LogDirectory
 from lingvo_moe.tasks.task import task_of
+from lingvo_moe.text import markdown
 
 _CARD = """---
 license:  # fill in: that of the weights, by your data and by the model that they began with

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors, files, json_files, log_directory
+from lingvo_moe.core import errors
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.metrics import by_unit, loads
 from lingvo_moe.tasks.task import DevInput, Task
 

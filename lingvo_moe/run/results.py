@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core.errors import UserError, listed, plural
+from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.task import HeldOutJob, Outcome
 
 _SUMMARY = ('what the decoder writes', 'the step is decoded again')

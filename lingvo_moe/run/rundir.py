@@ -11,15 +11,16 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from typing import IO
 
-from lingvo_moe.core import configuration, fields, files, json_files, log_directory
+from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-  """Paths of a log directory, which may be remote (core/files.py).
+  """Paths of a log directory, which may be remote (storage/files.py).
 
   What must be local, the task's own files and caches, then lies in a local copy (`local`).
   """

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
@@ -18,6 +17,7 @@ from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.task import Task, task_of
 
 _Load = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, Any]]  # of tensors in a checkpoint, by their shapes

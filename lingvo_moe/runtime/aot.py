@@ -26,7 +26,7 @@ try:
 except ImportError as e:
   raise errors.not_installed('compiling for a mesh needs JAX', e, 'spmd') from None
 
-from lingvo_moe.runtime import lowering, placement, spmd
+from lingvo_moe.runtime import lowering, spmd, torus_placement
 from lingvo_moe.runtime.lowering import Lowering
 
 # Without these settings libtpu queries the machine's metadata server and allows only one process at a time.
@@ -63,7 +63,7 @@ class AotRuntime:
 
   def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):
     if topology:
-      placement.check_size(mesh, topology)
+      torus_placement.check_size(mesh, topology)
     self.program, self._topology = program, topology
     self._lowering = Lowering(program, mesh, devices_of(topology) if topology else spmd.connect(mesh))
 

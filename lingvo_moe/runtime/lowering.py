@@ -13,7 +13,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
-from lingvo_moe.runtime import placement
+from lingvo_moe.runtime import torus_placement
 from lingvo_moe.xla_sharding import Mesh
 
 try:
@@ -41,7 +41,7 @@ class Lowering:
     # TensorFlow writes annotations for XLA's GSPMD partitioner; JAX's default, Shardy, falls back to it with a warning.
     jax.config.update('jax_use_shardy_partitioner', False)
     self.program, self.mesh = program, mesh
-    self._devices = np.array(placement.ordered(devices) if mesh.topology else devices)[mesh.device_ids()]
+    self._devices = np.array(torus_placement.ordered(devices) if mesh.topology else devices)[mesh.device_ids()]
     self.whole = self.sharding(())
     self.rows = self.sharding(mesh.spec('B', xla_sharding.ACTIVATIONS))
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow.experimental.numpy as tnp
 
-from lingvo_moe.core import constraints as constraints_lib
-from lingvo_moe.core.constraints import Constraints, Progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import flat_sequence
+from lingvo_moe.text import constraints as constraints_lib
+from lingvo_moe.text.constraints import Constraints, Progress
 
 NEG_INF = float('-inf')
 
@@ -135,7 +135,7 @@ def beam_search(
     forced_B: first symbol of each row's hypotheses, of probability 1; max_lengths_B must then be 2 or more. None: any.
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
     constraints: what translations must and must not have, from the symbol after `forced_B` on. Steps 2 and 4 then take
-      continuations by core/constraints.py. None: nothing.
+      continuations by text/constraints.py. None: nothing.
 
   Raises:
     UserError: a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.

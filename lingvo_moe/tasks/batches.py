@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.sentencepiece_vocab import BOS
 
 Batch = dict[str, np.ndarray]
 

@@ -16,7 +16,7 @@ from typing import IO, ClassVar
 
 import numpy as np
 
-from lingvo_moe.core import files
+from lingvo_moe.storage import files
 
 _BYTES = 1 << 16  # of a block
 _THREADS = 16  # that read blocks of a remote file

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from lingvo_moe.core import fields
-from lingvo_moe.core.fields import field
+from lingvo_moe.config import fields
+from lingvo_moe.config.fields import field
 from lingvo_moe.layers.embedding import Embedding, Sinusoids
 from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder

@@ -9,19 +9,19 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import translator
-from lingvo_moe.core.constraints import Constraints
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, flat_sequence, sampling
 from lingvo_moe.tasks import task
 from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.vocab import BOS, EOS, PAD
+from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, PAD
+from lingvo_moe.text import translator
+from lingvo_moe.text.constraints import Constraints
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.denoising.config import DenoisingConfig
-  from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
+  from lingvo_moe.tasks.mt.mt_config import MtConfig
 
   AnswerConfig = MtConfig | DenoisingConfig
 

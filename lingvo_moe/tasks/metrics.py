@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.core import log_directory
+from lingvo_moe.storage import log_directory
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:

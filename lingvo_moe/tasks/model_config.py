@@ -1,16 +1,16 @@
 """Configuration that models share: sizes, experts, regularisers, optimizer, and when to log, save and stop.
 
 A task's configuration derives from it, or from that of Transformers (transformer_config.py), adds its stacks, its data
-and its decoding, and says in `model()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
+and its decoding, and says in `model()` which model they make; see tasks/mt/mt_config.py and tasks/lm/lm_config.py.
 """
 
 import dataclasses
 import warnings
 from typing import Any, Literal, Self, TypeVar
 
-from lingvo_moe.core import fields
+from lingvo_moe.config import fields
+from lingvo_moe.config.fields import changeable, field
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.gates import table as gates

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.vocab import SPECIAL
+from lingvo_moe.storage import files
+from lingvo_moe.tasks.sentencepiece_vocab import SPECIAL
 
 _LINE_BYTES = 4192  # SentencePiece's own default: of sentence pairs, longer ones are hardly sentences
 _LISTED_FIRST = b'<pad>\t0\n<s>\t0\n</s>\t0\n<unk>\t0\n'  # the special ids, in every .vocab that is written here

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.language_tags import Languages as Languages
-from lingvo_moe.core.request import NOTHING, TranslationRequest
-from lingvo_moe.core.sentences import TrainingLines
-from lingvo_moe.core.translator import Answers as Answers
-from lingvo_moe.core.translator import Hypothesis as Hypothesis
-from lingvo_moe.core.translator import Scored as Scored
-from lingvo_moe.core.translator import Translator as Translator
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.text.language_tags import Languages as Languages
+from lingvo_moe.text.request import NOTHING, TranslationRequest
+from lingvo_moe.text.sentences import TrainingLines
+from lingvo_moe.text.translator import Answers as Answers
+from lingvo_moe.text.translator import Hypothesis as Hypothesis
+from lingvo_moe.text.translator import Scored as Scored
+from lingvo_moe.text.translator import Translator as Translator
 
 if TYPE_CHECKING:
   import tensorflow as tf
 
-  from lingvo_moe.engine.model import ExportedModel
+  from lingvo_moe.addons.engine.exported_model import ExportedModel
   from lingvo_moe.program import Program
   from lingvo_moe.tasks.model_config import BatchConfig
 
@@ -39,7 +39,7 @@ Progress = Callable[[int], object]  # called with the number of texts done since
 class TaskConfig(Protocol):
   """Values that jobs read of a configuration, a frozen dataclass; ModelConfig says what each means."""
 
-  task_class: str  # the Task of it, by module and name: 'lingvo_moe.tasks.mt.task.TranslationTask'
+  task_class: str  # the Task of it, by module and name: 'lingvo_moe.tasks.mt.mt_task.TranslationTask'
   data_dir: str
   max_steps: int
   log_every: int

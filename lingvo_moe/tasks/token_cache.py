@@ -7,7 +7,7 @@ lines included. An entry consists of shards, each of the lines that begin in 128
 shards when all are made.
 
 The folder may be shared or remote. Any number of processes make the shards of an entry side by side: each claims those
-that nobody has (core/claims.py). A start reads `meta.json` alone. Shards are opened when one of their lines is used,
+that nobody has (storage/claims.py). A start reads `meta.json` alone. Shards are opened when one of their lines is used,
 blocks are read and verified when they are used (blocks.py), and what is damaged is made again.
 
 The name of an entry's folder has a hash of its inputs, the vocabulary and the contents of the files: if any of them
@@ -33,11 +33,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tqdm
 
-from lingvo_moe.core import content_hashes, json_files
-from lingvo_moe.core import files as files_lib
-from lingvo_moe.core.claims import Claims
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.text import Part, parts
+from lingvo_moe.storage import content_hashes, json_files
+from lingvo_moe.storage import files as files_lib
+from lingvo_moe.storage.claims import Claims
 from lingvo_moe.tasks.blocks import BlockArray, DamagedError, Writer
 
 _FORMAT = 4  # with 3, an entry was one shard, verified when it was opened

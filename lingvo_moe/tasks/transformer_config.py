@@ -1,16 +1,16 @@
 """Configuration of Transformers: attention, stacks, and which layers have experts.
 
 A task's configuration derives from it, adds its stacks, its data and its decoding, and says in `model()` which model
-they make; see tasks/mt/config.py and tasks/lm/config.py.
+they make; see tasks/mt/mt_config.py and tasks/lm/lm_config.py.
 """
 
 import dataclasses
 import math
 from typing import Any, Self
 
-from lingvo_moe.core import fields
+from lingvo_moe.config import fields
+from lingvo_moe.config.fields import changeable, field
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward

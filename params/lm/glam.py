@@ -7,8 +7,8 @@ auxiliary loss 0.01; no dropout. Departures: positions are rotary, not a bias by
 repository's cap of 0.99.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.lm.lm_config import LmConfig
 
 
 @registry.register

@@ -7,8 +7,8 @@ context 8192. How it was trained is not public: optimizer, batch and losses are 
 softmax at its two experts, not rescaled.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.lm.lm_config import LmConfig
 
 
 @registry.register

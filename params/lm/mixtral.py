@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al., arXiv 2401.04088): 32 layers of eight SwiGLU experts, of which a token visits two."""
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.lm.lm_config import LmConfig
 
 
 @registry.register

@@ -16,8 +16,8 @@ embeddings are scaled by sqrt(M). MoE4 uses all four experts, as a soft mixture,
 the base learning rate; the vocabulary of appendix D, where 100,000 words make up its totals, and its dropout.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.lm.config import RecurrentConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.lm.lm_config import RecurrentConfig
 
 
 @registry.register

@@ -8,8 +8,8 @@ The text is tiny Shakespeare (data/tinyshakespeare/input.txt of github.com/karpa
 train.txt and the last 10% as dev.txt.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.lm.lm_config import LmConfig
 
 
 @registry.register

@@ -4,8 +4,8 @@ M=256, H=1024, 4 heads of 64, 4 + 4 layers, vocabularies of 8000, float32, no dr
 a side. The models are not meant to be trained on text.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

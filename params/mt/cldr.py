@@ -3,8 +3,8 @@
 lingvo-moe cldr writes it; tools/quickstart does it all.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

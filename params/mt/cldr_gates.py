@@ -5,7 +5,7 @@ ExpertChoice has a dense decoder, which costs less.
 tools/compare_gates.py compares runs of them; docs/gates.md has what came out.
 """
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.params.mt.cldr import MoE8E
 
 

@@ -1,11 +1,11 @@
-"""M2M100 (Fan et al., arXiv 2010.11125): any to any of 100 languages; see lingvo_moe/interop/m2m100.py.
+"""M2M100 (Fan et al., arXiv 2010.11125): any to any of 100 languages; see lingvo_moe/addons/interop/m2m100.py.
 
 Tags of both languages: that of the source before it, that of the target as the first symbol of the translation, behind
 eos.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

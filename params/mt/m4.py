@@ -21,8 +21,8 @@ paper's; no result here has been reproduced.
 
 import dataclasses
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ dropout, as every target is another one; into English the same verse is the targ
 
 from __future__ import annotations
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

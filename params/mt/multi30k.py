@@ -7,8 +7,8 @@ arXiv 2105.14462, call it 'tiny').
 
 from __future__ import annotations
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

@@ -1,9 +1,9 @@
-"""NLLB-200 (arXiv 2207.04672), of 202 languages, one vocabulary; see lingvo_moe/interop/m2m100.py.
+"""NLLB-200 (arXiv 2207.04672), of 202 languages, one vocabulary; see lingvo_moe/addons/interop/m2m100.py.
 
 Dense models of three sizes, which are M2M100's with another vocabulary, and one with experts in every 4th layer.
 """
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.params.mt.m2m100 import M418M, TINY
 
 

@@ -1,11 +1,11 @@
 """OPUS-MT (Tiedemann and Thottingal, EAMT 2020): Marian models of 1,400 pairs of languages, github.com/Helsinki-NLP.
 
-Transformer Base of Marian, one vocabulary of 58,100 pieces and pad; see lingvo_moe/interop/marian.py.
+Transformer Base of Marian, one vocabulary of 58,100 pieces and pad; see lingvo_moe/addons/interop/marian.py.
 """
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.params.mt.m2m100 import TINY
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

@@ -1,8 +1,8 @@
-"""T5 (Raffel et al., arXiv 1910.10683) as a model of text to text; see lingvo_moe/interop/t5.py."""
+"""T5 (Raffel et al., arXiv 1910.10683) as a model of text to text; see lingvo_moe/addons/interop/t5.py."""
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.params.mt.m2m100 import TINY
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 
 @registry.register

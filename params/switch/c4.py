@@ -20,8 +20,8 @@ up, keep their own initial values; the output softmax of XXL and C shares the em
 are not padded to 32,128; see DenoisingConfig for T5's layers.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.denoising.config import DenoisingConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
 
 
 @registry.register

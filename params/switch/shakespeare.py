@@ -4,8 +4,8 @@ Noise is T5's, 15% of the characters in spans of 3 on average, and sizes are tho
 characters with 2 spans: with 128 inputs and 7 spans, after 1000 steps the decoder made no use yet of the encoder.
 """
 
-from lingvo_moe.core import registry
-from lingvo_moe.tasks.denoising.config import DenoisingConfig
+from lingvo_moe.config import registry
+from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
 
 
 @registry.register

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_moe.bench import against, clock, peak, profile, steps
 from lingvo_moe.bench.clock import Clock
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.local import LocalRuntime
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from lingvo_moe.core import json_files
+from lingvo_moe.storage import json_files
 from tests.campaign import world as world_lib
 from tests.campaign.world import Result
 

@@ -128,8 +128,8 @@ def _translate(place: pathlib.Path) -> Any:
 
 def _resume(place: pathlib.Path) -> Any:
   """What a trainer goes on with: its step, weights, log and next batches."""
-  from lingvo_moe import machine
   from lingvo_moe import trainer as job
+  from lingvo_moe.cli import machine
 
   options = job.Options(logdir=str(place / 'log'), data_dir=str(place / 'corpus'), max_steps=STEPS + 1)
   training = job.set_up(options, machine.connect(machine.LOCAL))
@@ -156,7 +156,7 @@ def _resume(place: pathlib.Path) -> Any:
 
 
 def _report(place: pathlib.Path) -> Any:
-  from lingvo_moe.report import page, reading
+  from lingvo_moe.addons.report import page, reading
 
   return page.page(reading.read([str(place / 'log')], 'test'))
 
@@ -172,8 +172,8 @@ def _decode(place: pathlib.Path) -> Any:
 
 def _translations(place: pathlib.Path) -> Any:
   """What the command compare reads."""
-  from lingvo_moe.analysis import translations
-  from lingvo_moe.core.log_directory import LogDirectory
+  from lingvo_moe.addons.analysis import translations
+  from lingvo_moe.storage.log_directory import LogDirectory
 
   found = translations.read(LogDirectory.read(str(place / 'log')), 'test', STEPS)
   return [(t.sources, t.references, t.lines, t.chrf) for t in found.values()]

@@ -38,7 +38,8 @@ def _lines(path):
 
 def _run(*arguments, **environment):
   return forks.run(
-    ['-m', 'lingvo_moe.commands.main', 'cldr', *arguments], env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment}
+    ['-m', 'lingvo_moe.cli.commands.main', 'cldr', *arguments],
+    env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment},
   )
 
 

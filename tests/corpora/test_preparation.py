@@ -478,7 +478,7 @@ def test_keys_of_near_duplicates_depend_on_the_text_alone_and_find_the_similar()
 
 def test_the_command(tmp_path):
   texts = texts_of(tmp_path, [(f'{s} {i}', f'{t} {i}') for s, t in GOOD for i in range(10)])
-  command = ['-m', 'lingvo_moe.commands.main', 'prepare', '--source=a.de', '--target=a.en', '--out=DATA']
+  command = ['-m', 'lingvo_moe.cli.commands.main', 'prepare', '--source=a.de', '--target=a.en', '--out=DATA']
   run = lambda *more: forks.run([*command, *more], cwd=tmp_path, timeout=100)
   done = run('--dev=5', '--test=7')
   assert done.returncode == 0 and not done.stderr, done.stderr
@@ -506,7 +506,7 @@ def test_the_command(tmp_path):
 
 def test_the_command_prints_why_all_was_dropped(tmp_path):
   texts_of(tmp_path, [('', t) for _, t in GOOD])
-  command = ['-m', 'lingvo_moe.commands.main', 'prepare', '--source=a.de', '--target=a.en', '--out=DATA']
+  command = ['-m', 'lingvo_moe.cli.commands.main', 'prepare', '--source=a.de', '--target=a.en', '--out=DATA']
   done = forks.run(command, cwd=tmp_path)
   assert done.returncode == 1 and 'dropped: empty' in done.stdout
   assert done.stderr.startswith('error: dev and test') and 'saw 0 pairs that are fit to keep, of 6' in done.stderr

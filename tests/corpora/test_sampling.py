@@ -5,24 +5,24 @@ import collections
 import numpy as np
 import pytest
 
-from lingvo_moe.corpora import sampling
+from lingvo_moe.corpora import temperature_sampling
 
 
 def sampler(names, sizes, temperature, seed, window_size, weights=()):
-  stages = [sampling.shares(sizes, temperature, weights)]
-  return sampling.Sampler(names, sizes, stages=stages, seed=seed, window_size=window_size)
+  stages = [temperature_sampling.shares(sizes, temperature, weights)]
+  return temperature_sampling.Sampler(names, sizes, stages=stages, seed=seed, window_size=window_size)
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 7, 64, 1000, 4097])
 def test_permute_is_a_permutation(size):
   for key in (0, 12345, 2**63):
-    image = sampling.permute(np.arange(size), size, key)
+    image = temperature_sampling.permute(np.arange(size), size, key)
     assert sorted(image) == list(range(size))
 
 
 def test_permutations_of_different_keys_differ_and_look_random():
   n = 4000
-  a, b = (sampling.permute(np.arange(n), n, sampling.fold(key)) for key in (1, 2))
+  a, b = (temperature_sampling.permute(np.arange(n), n, temperature_sampling.fold(key)) for key in (1, 2))
   assert (a == b).sum() < 10  # 1 is expected
   assert abs(np.corrcoef(a, np.arange(n))[0, 1]) < 0.06
   # Neighbours land as far from each other as random numbers: a third of n on average.
@@ -31,21 +31,21 @@ def test_permutations_of_different_keys_differ_and_look_random():
 
 def test_permute_needs_no_memory_for_huge_sizes():
   n = 2**40 + 123
-  image = sampling.permute(np.arange(n - 100, n), n, 5)
+  image = temperature_sampling.permute(np.arange(n - 100, n), n, 5)
   assert len(set(image.tolist())) == 100 and (image >= 0).all() and (image < n).all()
 
 
 def test_temperature_one_keeps_natural_shares_and_large_ones_level_them():
-  np.testing.assert_allclose(sampling.shares([900, 90, 10], 1), [0.9, 0.09, 0.01])
-  np.testing.assert_allclose(sampling.shares([16, 1], 4), [2 / 3, 1 / 3])
-  np.testing.assert_allclose(sampling.shares([900, 10], 1e9), [0.5, 0.5], atol=1e-6)
+  np.testing.assert_allclose(temperature_sampling.shares([900, 90, 10], 1), [0.9, 0.09, 0.01])
+  np.testing.assert_allclose(temperature_sampling.shares([16, 1], 4), [2 / 3, 1 / 3])
+  np.testing.assert_allclose(temperature_sampling.shares([900, 10], 1e9), [0.5, 0.5], atol=1e-6)
 
 
 def test_weights_multiply_shares():
-  np.testing.assert_allclose(sampling.shares([300, 100], 1, [1, 3]), [0.5, 0.5])
-  np.testing.assert_allclose(sampling.shares([16, 1], 4, [1, 4]), [1 / 3, 2 / 3])  # 2 : 1 by temperature
-  np.testing.assert_allclose(sampling.shares([1, 1], 1, [1e-300, 1e308]), [0, 1])  # none overflows
-  assert sampling.quotas(sampling.shares([300, 100], 1, [1, 3]), 100) == [50, 50]
+  np.testing.assert_allclose(temperature_sampling.shares([300, 100], 1, [1, 3]), [0.5, 0.5])
+  np.testing.assert_allclose(temperature_sampling.shares([16, 1], 4, [1, 4]), [1 / 3, 2 / 3])  # 2 : 1 by temperature
+  np.testing.assert_allclose(temperature_sampling.shares([1, 1], 1, [1e-300, 1e308]), [0, 1])  # none overflows
+  assert temperature_sampling.quotas(temperature_sampling.shares([300, 100], 1, [1, 3]), 100) == [50, 50]
   even = sampler(['a', 'b'], [300, 100], 1, 3, 100, [1, 3])
   assert np.bincount(even.window(0)[0]).tolist() == [50, 50]
   alike, without = (sampler(['a', 'b'], [300, 100], 2, 3, 99, w) for w in ([7, 7], []))
@@ -54,15 +54,15 @@ def test_weights_multiply_shares():
 
 
 def test_quotas_sum_exactly_and_leave_nobody_out():
-  assert sampling.quotas(sampling.shares([2, 1], 1), 100) == [67, 33]
-  assert sampling.quotas(sampling.shares([10**9, 1, 1], 1), 1000) == [998, 1, 1]
+  assert temperature_sampling.quotas(temperature_sampling.shares([2, 1], 1), 100) == [67, 33]
+  assert temperature_sampling.quotas(temperature_sampling.shares([10**9, 1, 1], 1), 1000) == [998, 1, 1]
   for sizes in ([5, 3, 7, 11], [1] * 7):
-    assert sum(sampling.quotas(sampling.shares(sizes, 2.5))) == 2**32
+    assert sum(temperature_sampling.quotas(temperature_sampling.shares(sizes, 2.5))) == 2**32
 
 
 def test_what_is_left_of_equal_shares_goes_to_the_first():
   # 3.53 and 5.89 each; of the 57 that are left, 40 go to the larger remainders.
-  assert sampling.quotas(sampling.shares([3, 5] * 40, 1), 377) == [4, 6] * 17 + [3, 6] * 23
+  assert temperature_sampling.quotas(temperature_sampling.shares([3, 5] * 40, 1), 377) == [4, 6] * 17 + [3, 6] * 23
 
 
 def make(sizes=(500, 60, 7), temperature=1.0, seed=3, window=100):
@@ -77,7 +77,7 @@ def test_draws_stay_within_one_of_the_exact_share(temperature):
   for w in range(50):
     language, _ = sampler.window(w)
     drawn += np.bincount(language, minlength=3)
-    exact = sampling.shares(sizes, temperature) * 100 * (w + 1)
+    exact = temperature_sampling.shares(sizes, temperature) * 100 * (w + 1)
     assert (drawn <= exact + 1e-6 * (w + 1)).all() and (drawn > exact - 1 - 1e-4).all()
 
 
@@ -125,7 +125,7 @@ def test_the_stream_is_the_same_for_ever():
 
 def test_a_stage_goes_on_with_the_draws_of_the_stages_before():
   stages = [np.array([0.5, 0.5, 0]), np.array([0, 0.25, 0.75])]
-  staged = sampling.Sampler(['a', 'b', 'c'], [40, 40, 75], stages=stages, seed=1, window_size=100)
+  staged = temperature_sampling.Sampler(['a', 'b', 'c'], [40, 40, 75], stages=stages, seed=1, window_size=100)
   windows = [staged.window(0), staged.window(1, [0, 1]), staged.window(2, [0, 1])]
   assert [np.bincount(pair, minlength=3).tolist() for pair, _ in windows] == [[50, 50, 0], [0, 25, 75], [0, 25, 75]]
   lines = np.concatenate([line[pair == 1] for pair, line in windows])
@@ -137,9 +137,11 @@ def test_a_stage_goes_on_with_the_draws_of_the_stages_before():
 @pytest.mark.parametrize('size', [5, 16, 64, 1000, 1029])
 def test_consecutive_lines_may_stay_together(size):
   stages = [np.ones(1)]
-  together = sampling.Sampler(['a'], [size], stages=stages, seed=1, window_size=size, run=16)
+  together = temperature_sampling.Sampler(['a'], [size], stages=stages, seed=1, window_size=size, run=16)
   for epoch in (0, 1):
     _, line = together.window(epoch)
     assert sorted(line) == list(range(size))
-  first = sampling.Sampler(['a'], [size * 1000], stages=stages, seed=1, window_size=160, run=16).window(0)[1]
+  first = temperature_sampling.Sampler(['a'], [size * 1000], stages=stages, seed=1, window_size=160, run=16).window(0)[
+    1
+  ]
   assert len(set(first // 16)) == 10

@@ -10,7 +10,7 @@ from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 LAYER = MoE(model_dim=4, hidden_dim=8, num_experts=4, num_groups=2, capacity_factor=1.0)  # C = 3
 

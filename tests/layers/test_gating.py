@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.layers.gates import gate as gate_lib
 from lingvo_moe.layers.gates import top2 as gating
 from lingvo_moe.ops import backend, xla

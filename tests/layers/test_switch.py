@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng, registry, weights
+from lingvo_moe.config import registry
+from lingvo_moe.core import prng, weights
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.gates.top_k import Switch
 from lingvo_moe.layers.moe import MoE

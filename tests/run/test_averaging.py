@@ -14,18 +14,19 @@ import tiny_config
 from whole_state import WholeState
 
 from lingvo_moe import decoder
-from lingvo_moe.analysis import translations
-from lingvo_moe.core import configuration, json_files, registry
+from lingvo_moe.addons.analysis import translations
+from lingvo_moe.config import configuration, registry
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging, checkpoint, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.storage import json_files
+from lingvo_moe.storage.log_directory import LogDirectory
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
-COMMAND = ['-m', 'lingvo_moe.commands.main', 'average']
+COMMAND = ['-m', 'lingvo_moe.cli.commands.main', 'average']
 SHAPES = {'decoder/layer_01/moe/wi': (3, 4, 5), 'decoder/norm/scale': (7,), 'encoder/bias': ()}
 MODEL = 'mt.cldr.Tiny'
 

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 from whole_state import WholeState
 
-from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.checkpoints import Checkpoints, Evaluation, Saver
 from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.storage import json_files
 
 SHAPES = {'step': (), 'decoder/layer_01/moe/wi': (2, 3, 4), 'slots/decoder/layer_01/moe/wi/row': (2, 3)}
 

@@ -10,7 +10,7 @@ import pytest
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import corpus_record
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.task import task_of
 
 
@@ -95,8 +95,8 @@ def test_a_damaged_record_is_named(world):
 
 
 def test_tasks_of_text_name_their_files_too(tmp_path):
-  from lingvo_moe.tasks.denoising.config import DenoisingConfig
-  from lingvo_moe.tasks.lm.config import LanguageConfig
+  from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
+  from lingvo_moe.tasks.lm.lm_config import LanguageConfig
 
   for name in ('train-0.txt', 'train-1.txt', 'dev.txt'):
     (tmp_path / name).write_text(name)

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from whole_state import WholeState
 
 import lingvo_moe
-from lingvo_moe.core import configuration, json_files, log_directory
+from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging, results, warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.lm.config import LanguageConfig
+from lingvo_moe.storage import json_files, log_directory
+from lingvo_moe.storage.log_directory import LogDirectory
+from lingvo_moe.tasks.lm.lm_config import LanguageConfig
 from lingvo_moe.tasks.task import Outcome, task_of
 from paper import recording
 

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 
-from lingvo_moe.core import configuration
+from lingvo_moe.config import configuration
 from lingvo_moe.run import reporting
 from lingvo_moe.tasks.task import DevInput, task_of
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from lingvo_moe.core import files
 from lingvo_moe.run import results
 from lingvo_moe.run.results import UnfinishedTexts
+from lingvo_moe.storage import files
 
 SETTINGS = {'beam_size': 4, 'checkpoint': 'abc'}
 

@@ -4,9 +4,10 @@ import subprocess
 
 import numpy as np
 
-from lingvo_moe.core import configuration, json_files
+from lingvo_moe.config import configuration
 from lingvo_moe.run import environment
 from lingvo_moe.run.reporting import DevLoss, RoutingLog, TrainLog
+from lingvo_moe.storage import json_files
 from lingvo_moe.tasks.task import task_of
 
 

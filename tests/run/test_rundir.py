@@ -8,12 +8,13 @@ import types
 import pytest
 
 from lingvo_moe import decoder
-from lingvo_moe.core import configuration, json_files
+from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.files import lock
 from lingvo_moe.run import environment, results
 from lingvo_moe.run.reporting import EventFile, RoutingLog, TrainLog
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.storage import json_files
+from lingvo_moe.storage.files import lock
 from lingvo_moe.tasks.task import Task, task_of
 
 MODEL = 'mt.cldr.Tiny'

@@ -5,11 +5,11 @@ import types
 
 import pytest
 
-from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.run.training import Diverged, Step, Training, check_finite
+from lingvo_moe.storage import json_files
 from lingvo_moe.tasks.task import Task
 
 

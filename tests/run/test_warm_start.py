@@ -13,7 +13,7 @@ from whole_state import WholeState
 from lingvo_moe.run import checkpoint, importing, process_group, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.tasks.task import Task, task_of
 
 MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)

@@ -7,7 +7,8 @@ import shared_traces
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe import machine, trainer
+from lingvo_moe import trainer
+from lingvo_moe.cli import machine
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim.cpu import in_place

@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine, xla_sharding
-from lingvo_moe.analysis import cost, hlo, hlo_collectives, parts
-from lingvo_moe.core import prng, registry
+from lingvo_moe import xla_sharding
+from lingvo_moe.addons.analysis import cost, hlo, hlo_collectives, parts
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.config import registry
+from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')

@@ -14,8 +14,8 @@ FEWER = 'XLA_FLAGS', 'JAX_DISABLE_MOST_OPTIMIZATIONS'  # set by conftest.py
 JOB = """
 import json, tiny_config
 import tensorflow as tf
-from lingvo_moe.machine import connect
-from lingvo_moe.machine import RuntimeOptions
+from lingvo_moe.cli.machine import connect
+from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.tasks.task import task_of
 
 program, batch = (config := tiny_config.make(num_experts=4, num_groups=2)).program(), task_of(config).random_batch()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine
-from lingvo_moe.analysis import cost, hlo, hlo_collectives, parity
-from lingvo_moe.core import registry
+from lingvo_moe.addons.analysis import cost, hlo, hlo_collectives, parity
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.pipeline import Pipeline
-from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe.analysis import torus
-from lingvo_moe.analysis.hlo_collectives import Collective
+from lingvo_moe.addons.analysis import torus
+from lingvo_moe.addons.analysis.hlo_collectives import Collective
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime import placement
+from lingvo_moe.runtime import torus_placement
 from lingvo_moe.runtime.chips import HOP_SECONDS, Topology
-from lingvo_moe.runtime.placement import place
+from lingvo_moe.runtime.torus_placement import place
 from lingvo_moe.xla_sharding import Mesh
 
 
@@ -56,7 +56,7 @@ def test_every_device_has_one_place():
 
 
 def test_options_are_the_boxes_of_an_axis():
-  of = lambda mesh, topology: set(placement.options(Mesh.parse(mesh), Topology.parse(topology), 'expert'))
+  of = lambda mesh, topology: set(torus_placement.options(Mesh.parse(mesh), Topology.parse(topology), 'expert'))
   assert of('expert:32', 'v3:4x4') == {'expert:4x4'}
   assert of('data:4,expert:8', 'v3:4x4') == {
     *('expert:4x1', 'expert:2x2', 'expert:1x4'),  # both cores of 4 chips

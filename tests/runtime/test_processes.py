@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip('jax')
 
+from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.runtime import spmd
 from lingvo_moe.xla_sharding import Mesh
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from lingvo_moe.commands import launch as launcher
+from lingvo_moe.cli.commands import launch as launcher
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime import rendezvous
 

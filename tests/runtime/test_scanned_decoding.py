@@ -8,11 +8,11 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_moe import machine
-from lingvo_moe.core import registry
-from lingvo_moe.machine import RuntimeOptions
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.config import registry
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 
 pytestmark = pytest.mark.compiled
 

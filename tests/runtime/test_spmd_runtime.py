@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine, xla_sharding
-from lingvo_moe.analysis import hlo, hlo_collectives
-from lingvo_moe.core import registry
+from lingvo_moe import xla_sharding
+from lingvo_moe.addons.analysis import hlo, hlo_collectives
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')

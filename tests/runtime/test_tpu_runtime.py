@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine, xla_sharding
+from lingvo_moe import xla_sharding
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.constraints import Constraints
+from lingvo_moe.addons.engine.beam import Beam, NextSymbols
 from lingvo_moe.core.length_norm import LengthNorm
-from lingvo_moe.engine.beam import Beam, NextSymbols
 from lingvo_moe.search import beam_search
+from lingvo_moe.text.constraints import Constraints
 
 PAD, BOS, EOS, SYMBOLS = 0, 1, 2, 7
 MOST, ALPHA = 5, 0.6

@@ -9,16 +9,16 @@ import forks
 import pytest
 from text_lines import records
 
-from lingvo_moe.analysis import flops
-from lingvo_moe.analysis.parts import PARTS
-from lingvo_moe.core import registry
+from lingvo_moe.addons.analysis import flops
+from lingvo_moe.addons.analysis.parts import PARTS
+from lingvo_moe.config import registry
 
 TOOL = pathlib.Path(__file__).parents[2] / 'tools' / 'bench.py'
 FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
 
 
 def bench(*args):
-  return forks.run(['-m', 'lingvo_moe.commands.main', 'bench', *args], timeout=300)
+  return forks.run(['-m', 'lingvo_moe.cli.commands.main', 'bench', *args], timeout=300)
 
 
 def tool(*args):

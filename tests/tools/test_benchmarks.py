@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from benchmarks import beam, commits, inputs, moe_layer
 from lingvo_moe.bench.clock import Clock
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus

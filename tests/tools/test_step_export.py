@@ -10,11 +10,11 @@ import forks
 import numpy as np
 import pytest
 
-from lingvo_moe import machine
-from lingvo_moe.core import configuration
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import RuntimeOptions
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 

@@ -19,7 +19,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.search import flat_sequence
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 LENGTHS = (16, 64, 256)
 

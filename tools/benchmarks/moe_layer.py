@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.analysis import flops
+from lingvo_moe.addons.analysis import flops
 from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.bench.steps import dropped
 from lingvo_moe.core import prng
@@ -13,7 +13,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend, cpu, xla
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 LOADS = ('balanced', 'skewed')
 

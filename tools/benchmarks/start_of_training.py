@@ -31,15 +31,15 @@ class _Vocab:
 
 
 def _config(folder: str):
-  from lingvo_moe.tasks.mt.config import DataConfig
+  from lingvo_moe.tasks.mt.mt_config import DataConfig
 
   values = {'batch_tokens': 8192, 'tag_target': False, 'shuffle_lines': _SHUFFLE_LINES.value}
   return DataConfig(data_dir=os.path.join(folder, 'data'), **values)
 
 
 def _make(folder: str, lines: int) -> None:
-  from lingvo_moe.core import json_files
   from lingvo_moe.corpora import parallel
+  from lingvo_moe.storage import json_files
   from lingvo_moe.tasks import token_cache
   from lingvo_moe.tasks.mt import cache
 
@@ -73,7 +73,7 @@ def _measure(folder: str) -> None:
   import tensorflow as tf  # noqa: F401, so that it counts as no part of the start
 
   from lingvo_moe.tasks.mt import cache
-  from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
+  from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
   from lingvo_moe.tasks.task import Feed
 
   config, cache_dir, start = _config(folder), os.path.join(folder, 'cache'), time.monotonic()

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import log_directory, markdown
+from lingvo_moe.addons.report.experts_section import fair_shares
+from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.corpora import text
-from lingvo_moe.report.experts import fair_shares
-from lingvo_moe.report.reading import RunRecord
+from lingvo_moe.storage import log_directory
+from lingvo_moe.text import markdown
 from paper import plots, specialization
 
 _NAME = 'name'  # the column that is no label

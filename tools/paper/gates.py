@@ -4,9 +4,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_moe.core import json_files, log_directory, markdown
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
+from lingvo_moe.storage import json_files, log_directory
+from lingvo_moe.storage.log_directory import LogDirectory
+from lingvo_moe.text import markdown
 
 _LAST = 100  # lines of the training log over which statistics are averaged
 

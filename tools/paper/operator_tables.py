@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.markdown import table
 from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.text.markdown import table
 from paper import partitioned
 from paper.listing import LISTING
 from paper.operators import COMMUNICATION, TABLE_4, UNEVEN, WINDOWS, Operator, large

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.analysis import hlo, hlo_collectives
+from lingvo_moe.addons.analysis import hlo, hlo_collectives
 from lingvo_moe.core import errors
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.xla_sharding import Mesh, replicate, split

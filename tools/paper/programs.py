@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lingvo_moe.analysis import cost
-from lingvo_moe.core.markdown import table
+from lingvo_moe.addons.analysis import cost
 from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.tasks import sizes
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.text.markdown import table
 from lingvo_moe.xla_sharding import Mesh
 from paper import claims
 from paper.claims import Case

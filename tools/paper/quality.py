@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError, closest, plural
+from lingvo_moe.text import markdown
 from paper import claims, plots
 
 WINDOW = 10  # languages of the moving average of Figure 6

@@ -18,11 +18,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.analysis import significance, translations
-from lingvo_moe.core import files, json_files, log_directory, progress
+from lingvo_moe.addons.analysis import significance, translations
+from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import parallel
+from lingvo_moe.storage import files, json_files, log_directory
+from lingvo_moe.storage.log_directory import LogDirectory
 
 Record = dict[str, Any]
 _SCORE_DIGITS = 4

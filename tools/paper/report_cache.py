@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core import configuration, json_files
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.config import configuration
+from lingvo_moe.storage import json_files
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 from paper.claims import Case
 
 _LAST_LINES = 3

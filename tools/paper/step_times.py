@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.analysis.parts import PHASES
-from lingvo_moe.core.markdown import table
+from lingvo_moe.addons.analysis.parts import PHASES
+from lingvo_moe.text.markdown import table
 from paper import claims, plots
 from paper.claims import Case
 from paper.report_cache import configured

@@ -11,7 +11,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.batches import BATCH_KEYS
-from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.sentencepiece_vocab import BOS
 
 
 def save(path: str, batches: Iterable[Mapping[str, np.ndarray]], begin: int, count: int) -> None:

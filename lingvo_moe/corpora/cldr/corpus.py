@@ -18,12 +18,12 @@ from typing import NamedTuple
 import babel
 import tqdm
 
-from lingvo_moe.core import files, json_files, new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import DATA
 from lingvo_moe.corpora.cldr.phrases import INVENTORY, Phrases
 from lingvo_moe.corpora.cldr.speaker import Speaker, Tree, Unspeakable, script_of
 from lingvo_moe.corpora.parallel import SPLITS
+from lingvo_moe.storage import files, json_files, new_folder
 
 LANGUAGES = DATA['corpus']['languages'].split()
 QUICKSTART_LANGUAGES = DATA['corpus']['quickstart'].split()

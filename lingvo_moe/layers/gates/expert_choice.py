@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core import fields
+from lingvo_moe.config import fields
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core import fields, prng
+from lingvo_moe.config import fields
+from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, WeightSpec
 from lingvo_moe.layers.gates import gate

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from lingvo_moe.core import fields
+from lingvo_moe.config import fields
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 

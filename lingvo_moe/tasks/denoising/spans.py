@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.corpora.sampling import fold
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.corpora.temperature_sampling import fold
+from lingvo_moe.tasks.sentencepiece_vocab import EOS
 
 
 class Counts(NamedTuple):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.corpora import sampling
+from lingvo_moe.corpora import temperature_sampling
 from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import noise
-from lingvo_moe.tasks.mt.config import DataConfig
+from lingvo_moe.tasks.mt.mt_config import DataConfig
 from lingvo_moe.tasks.mt.subword_sampling import SubwordSampler, uniform
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 
 Rows = Sequence[Sequence[int]]  # ids of each example
 
@@ -37,9 +37,9 @@ class Augmentation:
 
   def __call__(self, window: int, before: Sequence[Rows], most: Sequence[int]) -> list[Rows]:
     """Sources and targets of a window in place of those given; an example of more ids than `most` stays as it is."""
-    keys = sampling.fold(self._seed, 'augmentation', window, np.arange(len(before[0])))
+    keys = temperature_sampling.fold(self._seed, 'augmentation', window, np.arange(len(before[0])))
     texts = self._noisy(before, keys)
-    after = [self._segmented(side, before[side], texts[side], sampling.fold(keys, side)) for side in (0, 1)]
+    after = [self._segmented(side, before[side], texts[side], temperature_sampling.fold(keys, side)) for side in (0, 1)]
     fits = np.all([[0 < len(ids) <= length for ids in rows] for rows, length in zip(after, most)], axis=0)
     return [[b if fit else a for a, b, fit in zip(*sides, fits)] for sides in zip(before, after)]
 
@@ -49,7 +49,7 @@ class Augmentation:
     for kind in noise.KINDS:
       for i in np.flatnonzero(uniform(keys, kind) < self._noise.get(kind, 0)).tolist():
         pair = [own[i] if i in own else vocab.decode(of[i]) for own, vocab, of in zip(texts, self._vocabs, rows)]
-        changed = noise.add(kind, *pair, int(sampling.fold(keys[i], 'noise', kind)))
+        changed = noise.add(kind, *pair, int(temperature_sampling.fold(keys[i], 'noise', kind)))
         for own, old, new in zip(texts, pair, changed):
           own |= {i: new} if new != old else {}
     return texts

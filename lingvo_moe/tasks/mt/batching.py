@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.corpora.sampling import shuffled
+from lingvo_moe.corpora.temperature_sampling import shuffled
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.task import Feed

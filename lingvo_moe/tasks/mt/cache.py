@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.storage import files
 from lingvo_moe.tasks import batches
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.token_cache import Entry, TokenCache, folders_of, open_entries
-from lingvo_moe.tasks.vocab import Vocab
 
 # In place of vocabularies: ids are the two halves of a hash of a sentence's text.key; or the source pieces, from 1, of
 # target pieces, 0 for none.

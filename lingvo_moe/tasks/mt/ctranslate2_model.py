@@ -17,8 +17,8 @@ from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.embedding import sinusoidal_positions
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.vocab import BOS, EOS, UNK, Vocab
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, UNK, Vocab
 
 _POSITIONS = 2048  # in the table, at least: CTranslate2 refuses a search that goes on beyond it
 

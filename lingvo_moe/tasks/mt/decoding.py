@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import language_tags, minimum_bayes_risk
-from lingvo_moe.core.alignment import Alignment
-from lingvo_moe.core.continuations import Request, by_row
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.request import NOTHING, TranslationRequest
-from lingvo_moe.core.text_constraints import TextConstraints
 from lingvo_moe.corpora import text
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.input import TextInput
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.mt.mt_input import TextInput
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.text import language_tags, minimum_bayes_risk
+from lingvo_moe.text.alignment import Alignment
+from lingvo_moe.text.continuations import Request, by_row
+from lingvo_moe.text.request import NOTHING, TranslationRequest
+from lingvo_moe.text.text_constraints import TextConstraints
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel, sampling, text
+from lingvo_moe.corpora import parallel, temperature_sampling, text
+from lingvo_moe.storage import files, json_files
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.mt.config import DataConfig
+  from lingvo_moe.tasks.mt.mt_config import DataConfig
   from lingvo_moe.tasks.token_cache import TokenCache
 
 _CHUNK = 1 << 16  # lines that are compared at a time
@@ -110,7 +110,7 @@ def _choose(config: DataConfig, pair: parallel.Pair, size: int, folders_with: Ma
     )
   _, paths = min(pair.sides, key=lambda side: (-folders_with[side[0]], side[0]))
   checksums = np.fromiter((zlib.crc32(text.key(line).encode()) for line in text.lines(paths)), np.uint64, size)
-  places = sampling.fold(config.seed, 'dev_lines', checksums)
+  places = temperature_sampling.fold(config.seed, 'dev_lines', checksums)
   _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
   repeated = np.ones(size, bool)
   repeated[first] = False
@@ -152,7 +152,7 @@ def _hashes(side: TokenCache) -> np.ndarray:
     tokens, lengths = side.gather(np.arange(start, min(start + _CHUNK, len(side))))
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(tokens)) - np.repeat(starts, lengths)
-    sums = np.concatenate([[np.uint64(0)], np.cumsum(sampling.fold(tokens, places), dtype=np.uint64)])
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(temperature_sampling.fold(tokens, places), dtype=np.uint64)])
     hashes.append(sums[starts + lengths] - sums[starts])
   return np.concatenate(hashes)
 

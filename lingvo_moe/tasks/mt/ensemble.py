@@ -14,7 +14,7 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.program import Program
 from lingvo_moe.tasks import task
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.vocab import PAD
+from lingvo_moe.tasks.sentencepiece_vocab import PAD
 
 
 @dataclasses.dataclass(frozen=True)

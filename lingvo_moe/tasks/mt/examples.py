@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import language_tags
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
-from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.mt.mixture import Corpus
+from lingvo_moe.tasks.mt.mt_config import DataConfig
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.token_cache import TokenCache, groups
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.text import language_tags
 
 _CHUNK = 1 << 20  # lines scanned at a time
 _COUNTED = 1 << 22  # lines up to which statistics are counted; those of more are estimated from about as many

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import language_tags, log_directory
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.core.request import SEARCH, TranslationRequest
-from lingvo_moe.core.sentences import Paragraphs, TrainingLines
-from lingvo_moe.core.vocab import EOS
 from lingvo_moe.corpora import text
+from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.mt import dev_lines, scoring
+from lingvo_moe.text import language_tags
+from lingvo_moe.text.request import SEARCH, TranslationRequest
+from lingvo_moe.text.sentences import Paragraphs, TrainingLines
+from lingvo_moe.text.vocab import EOS
 
 if TYPE_CHECKING:  # exports are evaluated without TensorFlow
-  from lingvo_moe.engine.model import ExportedModel
-  from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.addons.engine.exported_model import ExportedModel
   from lingvo_moe.tasks.mt.decoding import SentenceTranslator
-  from lingvo_moe.tasks.vocab import Vocab
+  from lingvo_moe.tasks.mt.mt_config import MtConfig
+  from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 
 _SAMPLES = 3  # translations printed with the scores
 _SAMPLE_LENGTH = 200  # characters of one

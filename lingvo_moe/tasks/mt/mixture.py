@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import sampling
+from lingvo_moe.corpora import temperature_sampling
+from lingvo_moe.storage import files
 
 _WORDS = {
   'weight': r'(?P<weight>\d+(\.\d+)?)',
@@ -112,7 +112,11 @@ def shares(
   if not within.any():
     return within
   total = np.bincount(number, within)[number]
-  p = sampling.shares(np.bincount(number, kept), temperature, of_pairs)[number] * within / np.where(total, total, 1)
+  p = (
+    temperature_sampling.shares(np.bincount(number, kept), temperature, of_pairs)[number]
+    * within
+    / np.where(total, total, 1)
+  )
   return p / p.sum()
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from lingvo_moe.tasks.batches import Batch, padded
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.sentencepiece_vocab import EOS
 
 _FIRST_ID = 10  # none of the special symbols
 

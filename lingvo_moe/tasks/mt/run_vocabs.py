@@ -7,14 +7,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_moe.core import files, json_files, language_tags
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.files import lock
-from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.corpora import text
+from lingvo_moe.storage import files, json_files
+from lingvo_moe.storage.files import lock
 from lingvo_moe.tasks.mt import dev_lines, vocab_training
-from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
-from lingvo_moe.tasks.vocab import Vocab, check_size, own_copy
+from lingvo_moe.tasks.mt.mt_config import DataConfig, MtConfig
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab, check_size, own_copy
+from lingvo_moe.text import language_tags
+from lingvo_moe.text.sentences import TrainingLines
 
 # Settings that train_vocab has under the same names.
 _OF_TRAINING = ('vocab_size', 'temperature', 'max_sentences', 'character_coverage', 'tag_sides', 'seed')

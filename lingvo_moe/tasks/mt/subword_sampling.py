@@ -13,8 +13,8 @@ import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import sampling
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.corpora import temperature_sampling
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 
 _UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
 _NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
@@ -22,7 +22,7 @@ _NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
 
 def uniform(*key) -> np.ndarray:
   """Uniform numbers in [0, 1) for the key, as sampling.fold takes it."""
-  return (sampling.fold(*key) >> np.uint64(11)) * 2.0**-53
+  return (temperature_sampling.fold(*key) >> np.uint64(11)) * 2.0**-53
 
 
 class SubwordSampler:

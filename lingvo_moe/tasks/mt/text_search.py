@@ -11,8 +11,8 @@ from lingvo_moe.corpora import text
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.vocab import BOS, EOS, PAD, Vocab
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, PAD, Vocab
 
 # Text that input.TextInput leaves out, in the syntax of RE2.
 _UNSEEN = rf'^(\x{{feff}}|[\s\pZ\x0b\x1c-\x1f\x{{85}}{text.INVISIBLE}]*$)'

@@ -12,10 +12,10 @@ import tqdm
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.errors import UserError, plural
-from lingvo_moe.corpora import parallel, sampling, text
+from lingvo_moe.corpora import parallel, temperature_sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.vocab import Vocab, corpus_tag, tag
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab, corpus_tag, tag
 
 NORMALIZATION = {'source': 'nmt_nfkc', 'target': 'identity', 'shared': 'identity'}  # nobody reads sources back
 _TRIED_LINES = 10_000  # of targets, to see whether a vocabulary can write them
@@ -69,7 +69,7 @@ def train_vocab(
   tagged = languages if (len(languages) > 1 if tags is None else tags) else []
   sizes = [parallel.count_lines(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=None, leave=False)]
   total = min(max_sentences, sum(sizes))
-  wanted = sampling.quotas(sampling.shares(sizes, temperature, weights), max(total, len(pairs)))
+  wanted = temperature_sampling.quotas(temperature_sampling.shares(sizes, temperature, weights), max(total, len(pairs)))
   with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=None, leave=False) as bar:
     path = sentencepiece_training.train(
       _lines(pairs, sizes, wanted, side, seed, bar),
@@ -111,12 +111,12 @@ def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
   for pair, size, n in zip(pairs, sizes, wanted, strict=True):
     files = {'source': pair.source_files, 'target': pair.target_files}.get(side, pair.source_files + pair.target_files)
     every, some = divmod(n, size)
-    key = sampling.fold(seed, 'vocab', pair.name)
+    key = temperature_sampling.fold(seed, 'vocab', pair.name)
     number = 0
     for path in files:
       for batch in text.line_batches(path):
         index = (number + np.arange(len(batch))) % size
-        times = every + (sampling.permute(index, size, key) < some)
+        times = every + (temperature_sampling.permute(index, size, key) < some)
         number += len(batch)
         for i in np.flatnonzero(times):
           yield from itertools.repeat(batch[i], times[i])

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import files
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text as text_lib
-from lingvo_moe.corpora.sampling import fold, permute
+from lingvo_moe.corpora.temperature_sampling import fold, permute
+from lingvo_moe.storage import files
 from lingvo_moe.tasks import task, token_cache
 from lingvo_moe.tasks.batches import Batch
-from lingvo_moe.tasks.plain_text.config import PlainTextConfig
-from lingvo_moe.tasks.plain_text.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.plain_text_config import PlainTextConfig
+from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
 

@@ -5,8 +5,8 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import registry
-from lingvo_moe.core.fields import field
+from lingvo_moe.config import registry
+from lingvo_moe.config.fields import field
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers import experts
 from lingvo_moe.layers.ffn import FeedForward

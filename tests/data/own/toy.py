@@ -7,9 +7,9 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
+from lingvo_moe.config.fields import changeable, field
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import changeable, field
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adam import Adam

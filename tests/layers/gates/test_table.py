@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe.core import fields, prng, weights
+from lingvo_moe.config import fields
+from lingvo_moe.config.fields import field
+from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.fields import field
 from lingvo_moe.layers.gates import gate as gating
 from lingvo_moe.layers.gates import table
 from lingvo_moe.layers.gates.expert_choice import ExpertChoice
@@ -21,7 +22,7 @@ from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 from lingvo_moe.run import pruning
 from lingvo_moe.tasks import metrics, sizes
-from lingvo_moe.tasks.mt.task import TranslationTask
+from lingvo_moe.tasks.mt.mt_task import TranslationTask
 
 OPTIONS = types.SimpleNamespace(
   choices=3, second_choice='always', gate_init_scale=0.1, capacity_factor=1.5, groups_of_experts=4, dispatch='gather'

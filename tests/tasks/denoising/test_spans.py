@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_vocab import Characters
-from lingvo_moe.corpora.sampling import fold
+from lingvo_moe.corpora.temperature_sampling import fold
 from lingvo_moe.tasks.denoising import spans
-from lingvo_moe.tasks.denoising.config import DenoisingConfig
-from lingvo_moe.tasks.denoising.vocab import SentinelVocab
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
+from lingvo_moe.tasks.denoising.sentinel_vocab import SentinelVocab
+from lingvo_moe.tasks.sentencepiece_vocab import EOS
+from lingvo_moe.text.text_vocab import Characters
 
 FIRST = 99  # id of the first sentinel
 

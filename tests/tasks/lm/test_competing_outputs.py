@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import prng, registry, weights
+from lingvo_moe.config import registry
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 
 

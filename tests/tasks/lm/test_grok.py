@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import registry, weights
+from lingvo_moe.config import registry
+from lingvo_moe.core import weights
 
 
 def grok_1(config, theta, ids_T):

@@ -13,9 +13,9 @@ from random_theta import theta_of
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.lm import generation
-from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.tasks.lm.lm_config import LmConfig
+from lingvo_moe.tasks.sentencepiece_vocab import BOS
 from lingvo_moe.tasks.task import Hypothesis, task_of
-from lingvo_moe.tasks.vocab import BOS
 
 CONFIG = LmConfig(
   vocab_size=12,

@@ -12,7 +12,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.ops import backend, cpu
-from lingvo_moe.tasks.lm.config import RecurrentConfig
+from lingvo_moe.tasks.lm.lm_config import RecurrentConfig
 from lingvo_moe.tasks.task import task_of
 
 CONFIG = RecurrentConfig(

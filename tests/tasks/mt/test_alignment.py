@@ -17,11 +17,11 @@ from lingvo_moe.corpora import parallel, text
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.batches import ALIGNED
 from lingvo_moe.tasks.mt import cache
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.input import TrainInput
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.mt.mt_input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.task import Feed, task_of
-from lingvo_moe.tasks.vocab import Vocab
 
 CONFIG = MtConfig(
   model_dim=16,

@@ -9,12 +9,12 @@ from sentencepiece import sentencepiece_model_pb2
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks.mt import noise
-from lingvo_moe.tasks.mt.config import DataConfig
-from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
+from lingvo_moe.tasks.mt.mt_config import DataConfig
+from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.mt.subword_sampling import SubwordSampler
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.vocab import Vocab
 
 WORDS = 'the dog runs over green grass and barks at cats that sleep in a warm house'.split()
 EVERYTHING = {

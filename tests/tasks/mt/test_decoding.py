@@ -16,10 +16,10 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.task import Hypothesis, task_of
-from lingvo_moe.tasks.vocab import Vocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

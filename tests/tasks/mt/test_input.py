@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.storage import files, json_files
 from lingvo_moe.tasks import blocks, token_cache
-from lingvo_moe.tasks.mt import cache, dev_lines, run_vocabs, text_search
-from lingvo_moe.tasks.mt import input as mt_input
-from lingvo_moe.tasks.mt.config import DataConfig
+from lingvo_moe.tasks.mt import cache, dev_lines, mt_input, run_vocabs, text_search
 from lingvo_moe.tasks.mt.examples import Examples
-from lingvo_moe.tasks.mt.input import HeldOutInput, TextInput, TrainInput
+from lingvo_moe.tasks.mt.mt_config import DataConfig
+from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TextInput, TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.vocab import Vocab
 
 LINES = {'de-en': 300, 'fr-en': 60}
 EXTRA = ['', 'very ' * 60]  # an empty line and one over the limit

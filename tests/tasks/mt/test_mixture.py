@@ -9,12 +9,12 @@ import pytest
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks.mt import mixture
-from lingvo_moe.tasks.mt.config import DataConfig
-from lingvo_moe.tasks.mt.input import TrainInput
 from lingvo_moe.tasks.mt.mixture import Corpus
+from lingvo_moe.tasks.mt.mt_config import DataConfig
+from lingvo_moe.tasks.mt.mt_input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.vocab import Vocab
 
 
 def test_a_mixture_is_lines_or_a_file_of_them(tmp_path):

@@ -9,7 +9,8 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from random_theta import theta_of
 
-from lingvo_moe.core import prng, registry, weights
+from lingvo_moe.config import registry
+from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.embedding import Embedding
@@ -18,7 +19,7 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
 ENCODER = Stack(

@@ -19,15 +19,15 @@ import tensorflow as tf
 import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_moe.core import vocab as core_vocab
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks import vocab as vocab_lib
+from lingvo_moe.tasks import sentencepiece_vocab as vocab_lib
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
+from lingvo_moe.tasks.mt.mt_config import DataConfig, MtConfig
 from lingvo_moe.tasks.mt.vocab_training import extend_vocab, train_vocab
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.text import vocab as core_vocab
 
 SIZE = 340
 SCRIPTS = [
@@ -407,7 +407,7 @@ def test_lines_too_long_for_sentences_are_left_out_and_said(tmp_path, capfd):
 
 def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path):
   data = write_corpus(tmp_path / 'data')
-  command = ['-m', 'lingvo_moe.commands.main', 'vocab']
+  command = ['-m', 'lingvo_moe.cli.commands.main', 'vocab']
   command += [f'--data_dir={data}', f'--vocab_size={SIZE}', f'--output={tmp_path}/out']
   env = dict(os.environ, PYTHONPATH=os.path.join(os.path.dirname(__file__), '..', '..', '..'))
   done = forks.run(command, env=env)

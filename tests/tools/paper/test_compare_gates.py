@@ -7,7 +7,7 @@ import forks
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
+from lingvo_moe.storage.log_directory import LogDirectory
 from paper import gates
 
 TOOL = pathlib.Path(__file__).resolve().parents[3] / 'tools' / 'compare_gates.py'

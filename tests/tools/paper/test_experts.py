@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip('matplotlib')
 pytest.importorskip('scipy')
 
+from lingvo_moe.addons.report import reading
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report import reading
 from paper import experts
 from paper.specialization import LayerChoices
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip('jax')
 pytest.importorskip('matplotlib')
 
-from lingvo_moe.analysis.parts import PARTS
+from lingvo_moe.addons.analysis.parts import PARTS
 from lingvo_moe.tasks import sizes
 from paper import claims, figures, plots, report_cache, step_times
 from paper.claims import Case

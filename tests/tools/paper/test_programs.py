@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip('jax')
 
-from lingvo_moe.analysis import cost
+from lingvo_moe.addons.analysis import cost
 from paper import claims, programs
 from paper.report_cache import configured
 

@@ -1,0 +1,1 @@
+"""What stands around the zoo; training and decoding do without it."""

@@ -1,0 +1,92 @@
+"""Families of public checkpoints: a file here and a line in this table.
+
+Each has CLASSES, the keys of every architecture that its config.json may name; convert(folder, config), the folder's
+model as a run here, given the values of these keys, of which values(config) are those of the fields of a configuration,
+and entries(config) tensors there and weights here; and form(ours, models), files of a folder without weights.
+"""
+
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+from lingvo_moe.addons.interop import m2m100, marian, mixtral, t5, vocabulary
+from lingvo_moe.addons.interop.hub_folder import HubFolder
+from lingvo_moe.addons.interop.tensor_table import Entry, Imported
+from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.storage import files
+
+FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
+_BY_CLASS = {name: (family, keys) for family in FAMILIES for name, keys in family.CLASSES.items()}
+_VOCABULARIES = ('source_vocab', 'target_vocab', 'vocab')  # fields that name SentencePiece models
+
+
+def forms(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+  """(architecture, files of a folder without weights) of each family that may hold a model of this configuration."""
+  models = {name: files.read(path) for name in _VOCABULARIES if (path := getattr(config, name, '')) not in ('', 'byte')}
+  for family in FAMILIES:
+    try:
+      made = family.form(config, models)
+    except (AttributeError, LookupError):  # another task, or no tags
+      continue
+    yield made['config.json']['architectures'][0], _with_search(made, config)
+
+
+def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
+  """The files with the special symbols of this package, and what search has."""
+  symbols = {'pad_token_id': 0, 'bos_token_id': 1, 'decoder_start_token_id': 1, 'eos_token_id': 2}
+  symbols |= {name: i for name, i in made['config.json'].items() if name in symbols}
+  size = getattr(config, 'source_vocab_size', 0) or config.vocab_size
+  forbidden = [[i] for i in (0, 1, *config.masked_symbols)]
+  search = symbols | {'num_beams': config.beam_size, 'bad_words_ids': forbidden}
+  if config.length_norm_k == 0:
+    search['length_penalty'] = config.length_norm_alpha
+  return {
+    **made,
+    'config.json': {**made['config.json'], **symbols, 'vocab_size': size, 'dtype': 'float32'},
+    'generation_config.json': search,
+  }
+
+
+def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
+  """The folder's model as a run here.
+
+  Raises:
+    UserError: no family knows the model, or a value that it has; with weights, a tensor is not there.
+  """
+  asked = folder.config.get('architectures')
+  asked = asked[0] if isinstance(asked, list) and asked else asked
+  if not isinstance(asked, str) or asked not in _BY_CLASS:
+    raise UserError(
+      f'{folder.file("config.json")} must name an architecture that can be imported ({", ".join(_BY_CLASS)}); saw '
+      f'{shown(asked)}'
+    )
+  family, keys = _BY_CLASS[asked]
+  config = keys.resolve(folder.file('config.json'), folder.config)
+  keys.check_tokenizer(folder.file('tokenizer_config.json'), vocabulary.settings(folder))
+  try:
+    if has_weights:
+      _check_tensors(folder, family.entries(config), config['vocab_size'])
+    imported = family.convert(folder, config)
+  except UserError:
+    raise
+  except (KeyError, ValueError) as e:
+    raise UserError(
+      f'{folder.path} is a {asked} with what is not known here ({type(e).__name__}: {e}): another release of it?'
+    ) from None
+  return imported._replace(unread=keys.unread(folder.config))
+
+
+def _check_tensors(folder: HubFolder, entries: Iterable[Entry], vocab_size: int) -> None:
+  """Refuses a folder without a tensor, or with more or fewer symbols in one, than its configuration asks for.
+
+  Goes before all that takes time or memory by the sizes that a configuration states.
+  """
+  for entry in entries:
+    if entry.theirs not in folder.tensors:
+      raise UserError(f'{folder.path} has no tensor {entry.theirs!r}, which its configuration asks for: fetch it again')
+    shape = folder.tensors[entry.theirs].shape
+    if entry.kind == 'symbols' and vocab_size not in shape:
+      raise UserError(
+        f'{folder.path}: {entry.theirs!r} has shape {list(shape)}, and its configuration asks for '
+        f'vocab_size={vocab_size}: fetch it again'
+      )

@@ -1,0 +1,39 @@
+"""lingvo-moe report RUN [OTHER_RUN] [--out=report.html] [--split=test] [--data_dir=CORPUS]
+
+Writes a report on a run, or on two side by side, as one HTML file that opens offline. The report shows
+  loss, dev loss, tokens per second, learning rate and gradient norm
+  BLEU and chrF by language
+  every MoE layer over time: load of each expert, drops, entropy, dead experts, and which languages use which experts
+  sample translations, configuration, versions and machine
+Each plot has a table of its points. A sentence names what a run lacks.
+
+RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed. A decoder of an
+earlier version wrote no sources and references; they are then read from --data_dir.
+"""
+
+from absl import flags
+
+from lingvo_moe.cli import app
+from lingvo_moe.core.errors import UserError
+
+_OUT = flags.DEFINE_string('out', None, 'The file to write; default: report.html in the first log directory.')
+_SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set of scores and samples: test, dev or any file prefix.')
+_DATA_DIR = flags.DEFINE_string(
+  'data_dir', None, 'The corpus that was decoded, for sources and references; default: beside the translations.'
+)
+
+
+@app.command(tensorflow=False, arguments=True)
+def main(argv):
+  if not 2 <= len(argv) <= 3:
+    raise UserError(
+      f'a report is of one run or two: lingvo-moe report RUN [OTHER_RUN]; saw {" ".join(argv[1:]) or "none"!r}'
+    )
+  from lingvo_moe.addons.report import page
+
+  out, size = page.write(argv[1:], _SPLIT.value, _DATA_DIR.value, _OUT.value)
+  print(f'{out}: {size / 1000:.0f} kB; open it in a browser')
+
+
+if __name__ == '__main__':
+  main()

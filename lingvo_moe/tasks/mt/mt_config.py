@@ -1,0 +1,278 @@
+"""Configuration of a translation model, its data, training and decoding: frozen dataclasses of values."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_moe.config import fields
+from lingvo_moe.config.fields import changeable, field
+from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
+from lingvo_moe.tasks.model_config import BatchConfig, SamplingConfig
+from lingvo_moe.tasks.mt import batching, mixture
+from lingvo_moe.tasks.mt.noise import KINDS
+from lingvo_moe.tasks.sentencepiece_training import RULES
+from lingvo_moe.tasks.sentencepiece_vocab import EOS, SPECIAL, Vocab
+from lingvo_moe.text import language_tags
+from lingvo_moe.text.request import SEARCHES
+
+Sides = tuple[language_tags.Around, language_tags.Around]
+_SAMPLING = ('nbest', 'dropout')
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(BatchConfig):
+  """Translation: corpus, vocabularies and batches."""
+
+  pairs: str = field('', "Names and globs of language pairs, 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
+  split_files: tuple[tuple[str, str], ...] = field(
+    (), 'File prefixes of the splits that are not named after themselves.', way_out="e.g. (('dev', 'val'),)"
+  )
+  dev_lines: int = field(
+    0, 'Lines of a pair without dev files that are taken from train for dev, and are not trained on.', at_least=0
+  )
+  source_vocab: str = changeable('', "SentencePiece .model of the source side; empty: trained into the run's folder.")
+  target_vocab: str = changeable('', 'SentencePiece .model of the target side, likewise.')
+  source_vocab_size: int = field(8000, 'Pieces of the source vocabulary.', at_least=1)
+  target_vocab_size: int = field(8000, 'Pieces of the target vocabulary; unused if it is shared.', at_least=1)
+  shared_vocab: bool = field(False, 'One vocabulary of source_vocab_size pieces for both sides.')
+  character_coverage: float = field(
+    0.9995,
+    'Share of all characters that get pieces of their own; the others are spelt in bytes.',
+    at_least=0.98,
+    at_most=1,
+    way_out='0.9995 suits many scripts, 1 keeps every character',
+  )
+  source_normalization: str | None = field(
+    None,
+    "SentencePiece's rule for the text of a source vocabulary; None: nmt_nfkc, or that of the vocabulary given.",
+    choices=RULES,
+    settled=True,
+  )
+  target_normalization: str | None = field(
+    None,
+    'Rule of the target vocabulary, or of the shared one, which bounds what a model can write; None: identity, which '
+    'writes text as it is, or that of the vocabulary given.',
+    choices=RULES,
+    settled=True,
+  )
+  vocab_sentences: int = field(1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1)
+  several_sentences: float | None = changeable(
+    None,
+    'Share of source lines of training with several sentences, by which paragraphs are split for translation; None: '
+    'measured when a run begins.',
+    at_least=0,
+    at_most=1,
+  )
+  long_line: float | None = changeable(
+    None, 'Characters of a source line of training, the 99th percentile; likewise.', at_least=0
+  )
+  tag_target: bool | None = field(
+    None,
+    'Whether a <2xx> symbol before the source names the target language; None: if there are several.',
+    settled=True,
+  )
+  tag_sides: str = field(
+    'source',
+    "Where tags are: that of the target language before the source; both, each language's before its own side, where "
+    "that of the target is given; or both with the source's behind its end.",
+    choices=language_tags.SIDES,
+  )
+  begin: str = field('bos', 'Symbol with which the decoder begins.', choices=('bos', 'eos'))
+  corpora: str = field(
+    '',
+    'Corpora of each pair, by the prefix of their files, or the path of a file that lists them: '
+    "'train 1; bt 2 20000:0.5 tag loss=0.5' reads two examples of bt.* where it reads one of train.*, half of one from "
+    "step 20000 on, with a symbol before bt's sources and half the loss. Empty: train alone.",
+  )
+  temperature: float = field(
+    1.0,
+    'Temperature of the sampling of pairs; 5 is usual for many languages.',
+    above=0,
+    way_out='1 keeps the natural shares, larger ones level them',
+  )
+  weights: tuple[tuple[str, float], ...] = field(
+    (),
+    "Factors of pairs' shares in training, after the temperature, such as {'de-en': 3}; 1 for the others.",
+    way_out="e.g. {'de-en': 3}",
+  )
+  max_length: int = field(
+    128,
+    'Longest sentence, with eos and tag; longer pairs are left out of training, and counted.',
+    at_least=3,
+    way_out='a tag, a word and eos',
+  )
+  packing: bool = field(
+    False, 'Several pairs in rows of max_length, in place of one pair in a row of about its length.'
+  )
+  source_sampling: tuple[tuple[str, float], ...] = field(
+    (),
+    "Subword sampling of training sources: {'nbest': share of those that get one of the sampling_nbest best "
+    "segmentations, 'dropout': probability with which a piece is split again}.",
+    way_out="e.g. {'nbest': 1} or {'dropout': 0.1}",
+  )
+  target_sampling: tuple[tuple[str, float], ...] = field(
+    (), 'Subword sampling of training targets, likewise.', way_out="e.g. {'dropout': 0.1}"
+  )
+  sampling_nbest: int = field(16, 'Segmentations that nbest draws from.', at_least=2, at_most=1000)
+  sampling_alpha: float = field(0.2, 'Exponent of their probabilities; 0: all alike.', at_least=0)
+  noise: tuple[tuple[str, float], ...] = field(
+    (),
+    f'Shares of training examples with noise in the source, of {", ".join(KINDS)}; the last two are on both sides.',
+    way_out="e.g. {'typos': 0.05, 'case': 0.05}",
+  )
+  guided_by: str = changeable(
+    '',
+    'Folder of alignments of training text, such as de-en.train.align, to which the attention of alignment_layer is '
+    "drawn: for each line '0-0 1-2', numbers of a source and a target piece. Empty: none.",
+  )
+  boundaries: tuple[int, ...] = field(
+    (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
+  )
+  window: int = field(
+    0,
+    'Examples that are shuffled and batched together; 0: at least 16384, more for large batches.',
+    at_least=0,
+    at_most=2**25,
+  )
+  shuffle_lines: int = field(
+    1,
+    'Consecutive lines that stay together when the lines of a corpus are shuffled; 256 suits a corpus whose cache is '
+    'in a bucket or larger than memory.',
+    at_least=1,
+    at_most=2**20,
+  )
+
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
+    if self.boundaries and (
+      self.boundaries[0] < 1
+      or list(self.boundaries) != sorted(set(self.boundaries))
+      or self.boundaries[-1] != self.max_length
+    ):
+      fields.refuse(self, 'boundaries', f'ascending integers that end with max_length={self.max_length}')
+    object.__setattr__(self, 'corpora', mixture.read(self.corpora))
+    _ = self.mixture  # refuses what is none
+    if not all(weight > 0 for _, weight in self.weights):
+      fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
+    if len(dict(self.weights)) < len(self.weights):
+      fields.refuse(self, 'weights', 'one number for each pair')
+    for name, kinds in (('noise', KINDS), ('source_sampling', _SAMPLING), ('target_sampling', _SAMPLING)):
+      shares = getattr(self, name)
+      if len(dict(shares)) < len(shares) or not all(kind in kinds and 0 < share <= 1 for kind, share in shares):
+        fields.refuse(
+          self, name, f'numbers above 0 and up to 1 of {", ".join(kinds)}', fields.specs(type(self))[name].way_out
+        )
+    if self.tags_both and not (self.tag_target and self.shared_vocab):
+      fields.refuse(self, 'tag_sides', 'source without tag_target and shared_vocab', 'both sides share their tags')
+    if self.guided_by and (self.source_sampling or self.target_sampling or self.noise):
+      way_out = 'alignments are of the pieces that a sentence always has'
+      fields.refuse(self, 'guided_by', 'left out with source_sampling, target_sampling or noise', way_out)
+    self._check_rows_fit(self.max_length, 'max_length')
+
+  def batcher(self, *, training: bool = True) -> batching.Batcher:
+    """Batcher of windows; evaluation never packs."""
+    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
+    boundaries = self.boundaries or batching.default_boundaries(self.max_length)
+    return batching.Batcher(tokens, boundaries, self.num_groups, self.packing and training)
+
+  @property
+  def window_size(self) -> int:
+    """Examples in a window: enough for many batches, as each window ends with a partial one."""
+    return self.window or max(16384, 2 * self.batch_tokens)
+
+  @functools.cached_property
+  def mixture(self) -> tuple[mixture.Corpus, ...]:
+    return mixture.parse(self.corpora)
+
+  def weights_of(self, pairs: Sequence[str]) -> list[float]:
+    """The weight of each pair of the training corpus; empty if none is given. UserError for a weight of another."""
+    if unknown := sorted(set(dict(self.weights)) - set(pairs)):
+      raise UserError(
+        f'weights are of pairs that are trained on; saw {unknown[0]!r}; {closest(unknown[0], pairs)}: rename it, or '
+        'leave it out'
+      )
+    return [dict(self.weights).get(pair, 1.0) for pair in pairs] if self.weights else []
+
+  def normalization(self, side: str) -> str | None:
+    """The rule that is asked for the vocabulary of a side: 'source', 'target' or 'shared'."""
+    return self.source_normalization if side == 'source' else self.target_normalization
+
+  @property
+  def tags_both(self) -> bool:
+    """Whether both sides have tags; that of the target is then the first symbol of a translation."""
+    return self.tag_sides != 'source'
+
+  @property
+  def begin_id(self) -> int:
+    """Id of the symbol with which the decoder begins."""
+    return SPECIAL[self.begin]
+
+  def tags_around(self, vocab: Vocab, languages: language_tags.Languages) -> Sides:
+    """Symbols around (sources, targets), given the vocabulary with tags; UserError where it lacks one."""
+    return language_tags.around(self.tag_sides, vocab.tag_id, EOS, languages)
+
+  def tags(self, targets: set[str]) -> bool:
+    """Whether sources have tags, given the target languages."""
+    return len(targets) > 1 if self.tag_target is None else self.tag_target
+
+
+@dataclasses.dataclass(frozen=True)
+class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
+  """Translation: stacks, evaluation and decoding."""
+
+  task_class = 'lingvo_moe.tasks.mt.mt_task.TranslationTask'
+
+  best_by: str = changeable(
+    'loss',
+    'What ranks checkpoints and counts for patience: the dev loss, or BLEU or chrF of greedy translations of dev text.',
+    choices=('loss', 'bleu', 'chrf'),
+  )
+  best_by_sentences: int = changeable(
+    500, 'First dev sentences of a pair that are translated for best_by; 0: all.', at_least=0
+  )
+  eval_sentences: int = changeable(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0)
+  decode_ratio: float = changeable(
+    2.0, 'A translation has at most decode_ratio * source tokens + decode_extra symbols.', at_least=0, at_most=1000
+  )
+  decode_extra: int = changeable(10, 'See decode_ratio.', at_least=0)
+  search: str = changeable(
+    'beam',
+    'Translations: of beam search; samples; or those of mbr_samples samples that agree most with the others by chrF '
+    '(minimum Bayes risk).',
+    choices=SEARCHES,
+  )
+  mbr_samples: int = changeable(32, 'Samples of a sentence among which mbr chooses.', at_least=1, at_most=4096)
+  alignment_layer: int = changeable(
+    0, 'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the middle one.', at_least=0
+  )
+  guided_weight: float = field(0.1, 'Weight of the loss that guided_by adds.', at_least=0)
+
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
+    if self.alignment_layer > self.decoder_layers:
+      fields.refuse(self, 'alignment_layer', f'at most decoder_layers={self.decoder_layers}')
+
+  @property
+  def longest_answer(self) -> int:
+    """Most symbols of a translation with its end."""
+    return self.max_length
+
+  def answer_lengths(self, src_segments_BT: tf.Tensor) -> tf.Tensor:
+    """Length limits of translations in symbols, with the end, int32 [B]; 0 in empty rows.
+
+    They depend on the source alone, whose tokens are counted with its end and tag.
+    """
+    length_B = tf.reduce_sum(tf.cast(src_segments_BT > 0, tf.float32), axis=1)
+    limit_B = tf.cast(tf.floor(self.decode_ratio * length_B), tf.int32) + self.decode_extra
+    limit_B = tf.clip_by_value(limit_B, 1 + self.tags_both, self.max_length)
+    return tf.where(length_B > 0, limit_B, 0)
+
+  def model(self) -> EncoderDecoder:
+    source = self.embedding(self.source_vocab_size)
+    if self.shared_vocab:
+      return self.encoder_decoder(None, source, given=int(self.tags_both))
+    return self.encoder_decoder(source, self.embedding(self.target_vocab_size))

@@ -1,0 +1,31 @@
+"""Graphs of a translation model for lingvo_moe/engine: the encoder, and one step of the decoder."""
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.tasks import engine_graphs
+from lingvo_moe.tasks.batches import SOURCE_KEYS
+from lingvo_moe.tasks.engine_graphs import Tensors
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.sentencepiece_vocab import PAD
+from lingvo_moe.tasks.task import Graph
+
+
+def make(config: MtConfig) -> dict[str, Graph]:
+  """The graphs by name, 'encoder' and 'decoder', for weights of config.program()."""
+  model = config.program().model
+
+  def encode(theta: Theta, inputs: Tensors) -> Tensors:
+    ids_BT = inputs['ids']
+    segments_BT = tf.cast(tf.not_equal(ids_BT, PAD), tf.int32)
+    positions_BT = tf.range(sizes(ids_BT)[1]) * segments_BT
+    source = dict(zip(SOURCE_KEYS, (ids_BT, segments_BT, positions_BT), strict=True))
+    cache = model.init_cache(theta, model.encode(theta, source)[0], 1)
+    return engine_graphs.named('memory', (of_layer['memory'] for of_layer in cache.values()))
+
+  rows = tf.TensorSpec([None, None], tf.int32)
+  return {
+    'encoder': Graph(encode, {'ids': rows}),
+    'decoder': engine_graphs.decoder(model, config.beam_size, 'segments', rows),
+  }

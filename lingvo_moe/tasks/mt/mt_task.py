@@ -1,0 +1,203 @@
+"""Translation as a task of the jobs."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.corpora import parallel
+from lingvo_moe.layers.attention import Now
+from lingvo_moe.layers.stack import StackCache
+from lingvo_moe.tasks import engine_graphs, inference, task
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
+from lingvo_moe.tasks.mt import decoding, dev_lines, mt_graphs, random_batch, run_vocabs
+from lingvo_moe.tasks.mt.ensemble import EnsembleConfig
+from lingvo_moe.tasks.mt.mt_config import MtConfig
+from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
+from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.text import language_tags
+from lingvo_moe.text.request import SEARCH
+from lingvo_moe.text.sentences import TrainingLines
+
+_PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
+
+
+class TranslationTask(task.Task):
+  """Translation of sentences between languages."""
+
+  config: MtConfig
+  token_counts = ('source_tokens', 'target_tokens')
+  subset = 'pair'
+  is_exported = True
+  _dev_job: task.HeldOutJob | None = None  # its graph is traced once
+
+  @property
+  def max_length(self) -> int:
+    return self.config.max_length
+
+  @property
+  def training_lines(self) -> TrainingLines:
+    return TrainingLines(self.config.several_sentences, self.config.long_line)
+
+  @functools.cached_property
+  def vocabs(self) -> tuple[Vocab, Vocab]:
+    """(source, target)."""
+    return run_vocabs.load(self.config)
+
+  def check_corpus(self) -> None:
+    super().check_corpus()
+    self.config.weights_of([pair.name for pair in dev_lines.trained_pairs(self.config)])
+    for path in filter(None, (self.config.source_vocab, self.config.target_vocab)):
+      Vocab(path)
+
+  def corpus_files(self) -> dict[str, list[str]]:
+    pairs = [*dev_lines.trained_pairs(self.config), *dev_lines.find_pairs(self.config, 'dev')]
+    return {f'{pair.split} of {pair.name}': [*pair.source_files, *pair.target_files] for pair in pairs}
+
+  def prepare(self, folder: str, resumed: bool) -> MtConfig:
+    return run_vocabs.prepare(self.config, folder, resumed)
+
+  def with_files(self, rename: Callable[[str], str]) -> MtConfig:
+    paths = {name: rename(getattr(self.config, name)) for name in ('source_vocab', 'target_vocab')}
+    return dataclasses.replace(self.config, **paths)
+
+  def foreign_weights(self, other: task.Task) -> dict[str, tuple[list[int], list[int]]]:
+    """The embeddings whose vocabulary is another there, with the rows whose pieces are in both vocabularies."""
+    foreign, theirs = {}, other.vocabs if isinstance(other, TranslationTask) else (None, None)
+    for name, own, their in zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True):
+      if not their or own.fingerprint != their.fingerprint:
+        row_there = {piece: i for i, piece in enumerate(their.pieces(range(their.size)))} if their else {}
+        rows = [(i, row_there[piece]) for i, piece in enumerate(own.pieces(range(own.size))) if piece in row_there]
+        foreign[name] = [i for i, _ in rows], [i for _, i in rows]
+    if 'target_embedding' in foreign:  # of a model whose output softmax does not share it
+      foreign['output_embedding'] = foreign['target_embedding']
+    return foreign
+
+  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
+    return TrainInput(self.config, self.vocabs, cache_dir, feed)
+
+  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
+    dev = HeldOutInput(self.config, self.vocabs, cache_dir, feed, self.config.eval_sentences)
+    for warning in [] if feed.quiet else dev_lines.within_train(self.config, cache_dir):
+      print(warning, file=sys.stderr)
+    return dev
+
+  @property
+  def dev_metric(self) -> str | None:
+    return {'loss': None, 'bleu': 'BLEU', 'chrf': 'chrF'}[self.config.best_by]
+
+  def dev_scores(self, runner: task.Runner, quiet: bool) -> dict[str, float]:
+    if self._dev_job is None:
+      greedy = TranslationTask(dataclasses.replace(self.config, beam_size=1, search='beam'))
+      self._dev_job = greedy.held_out_job(runner, task.HeldOutOptions('dev', self.config.best_by_sentences))
+    computed = self._dev_job.run('dev', quiet=True)
+    scalars = {} if quiet else self._dev_job.finish(computed).scalars
+    return {name: scalars[f'{name.lower()}/mean'] for name in ('BLEU', 'chrF') if scalars}
+
+  def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
+    from lingvo_moe.tasks.mt import held_out
+
+    translator = self.translator(runner, batch_tokens=options.batch_tokens)
+    trained = TranslationTask(options.trained).pairs_of(()) if options.trained else []
+    return held_out.job(self.config, self.vocabs[0], translator, trained, options)
+
+  def translator(self, runner: task.Runner, n_best: int = 1, batch_tokens: int = 0) -> decoding.SentenceTranslator:
+    return decoding.SentenceTranslator(self.config, self.vocabs, runner, n_best, batch_tokens)
+
+  def ensemble(self, others: Sequence[tuple[str, task.Task]]) -> EnsembleConfig:
+    for name, other in others:
+      if not isinstance(other, TranslationTask):
+        raise UserError(f'runs of an ensemble have one task; {name} does not translate')
+      for side, own, theirs in zip(('source', 'target'), self.vocabs, other.vocabs, strict=True):
+        if own.fingerprint != theirs.fingerprint:
+          raise UserError(f'runs of an ensemble share their vocabularies; {name} has another of the {side}')
+      for field in ('tag_target', 'tag_sides', 'begin'):
+        if (own := getattr(self.config, field)) != (theirs := getattr(other.config, field)):
+          raise UserError(f'runs of an ensemble share {field}; saw {own!r} in the first, and {theirs!r} in {name}')
+    return EnsembleConfig([self.config, *(other.config for _, other in others)])
+
+  def choose_target(self, asked: str | None, source: str | None = None) -> language_tags.Languages:
+    tags = self.vocabs[0].tags() if self.config.tag_target else None
+    return language_tags.choose_target(tags, asked, source, both=self.config.tags_both)
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
+    listed = [name.strip() for name in self.config.pairs.split(',')]
+    names = {*subsets, *(name for name in listed if '-' in name and not set(name) & set('*?['))}
+    try:
+      found = {(pair.source, pair.target) for pair in dev_lines.trained_pairs(self.config)}
+    except UserError:
+      found = set()
+    return sorted(found | set(parallel.languages_of(names - {'-'.join(pair) for pair in found})))
+
+  def router(
+    self, runner: task.Runner
+  ) -> Callable[[Sequence[str], Sequence[str], str | None], list[task.SentenceRouting]]:
+    if not self.config.num_experts:
+      raise UserError('a dense model routes no token: num_experts is 0')
+    return self.translator(runner, batch_tokens=self.config.eval_batch_tokens or self.config.batch_tokens).routing
+
+  def text_function(self) -> task.TextFunction:
+    from lingvo_moe.tasks.mt.text_search import TextSearch  # slow to import: sacreBLEU and tensorflow_text
+
+    return TextSearch(self.config, self.vocabs)
+
+  def decoding_steps(self, rows: int) -> task.DecodingSteps:
+    """For beam_size hypotheses of each line, and max_length steps."""
+    config = self.config.for_inference()
+    program = config.program()
+    model = program.model
+    width, steps = config.beam_size, config.max_length
+
+    def encode(weights: Theta, source: task.Batch) -> StackCache:
+      theta = program.theta(weights)
+      return model.init_cache(theta, model.encode(theta, source)[0], steps * width)
+
+    def decode_step(weights: Theta, inputs: task.Batch, cache: StackCache) -> tuple[tf.Tensor, StackCache]:
+      time = inputs['time']
+      now = Now(time, time * width, inputs['mask'])
+      return model.decode_step(program.theta(weights), inputs['ids'], now, inputs['src_segments'], cache)
+
+    tokens = np.zeros([rows, steps], np.int32)
+    inputs = {
+      'ids': np.zeros([rows, width], np.int32),
+      'time': np.zeros([], np.int32),
+      'mask': np.zeros([rows, width, steps * width], np.float32),
+      'src_segments': tokens,
+    }
+    return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
+
+  def engine_parts(self) -> task.EngineParts:
+    config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
+    engine_graphs.require(config)
+    source, target = self.vocabs
+    names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
+    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH
+    settings = {name: getattr(config, name) for name in names}
+    settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
+    tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
+    settings |= {'tags': tags, 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
+    settings |= {'tag_sides': config.tag_sides, 'begin': config.begin_id}
+    files = {'source.model': source.model_bytes, 'target.model': target.model_bytes}
+    return task.EngineParts(mt_graphs.make(config), files, settings)
+
+  def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
+    return random_batch.random_batch(self.config, seed, full)
+
+  def batch_shapes(self, training: bool = True) -> task.Batch:
+    zeros_BT = zeros(self.config.batcher(training=training).rows(self.max_length), self.max_length)
+    return dict.fromkeys(BATCH_KEYS, zeros_BT)
+
+  def inference_programs(self) -> dict[str, task.InferenceProgram]:
+    batch = self.batch_shapes(training=False)
+    rows = len(batch['src_ids'])
+    by_pair = {**batch, 'pairs': zeros(rows, _PAIRS)}
+    return inference.programs(batch, by_pair, self.config)
+
+  def probe_search(self) -> task.InferenceProgram:
+    return inference.probe(self.random_batch(full=False), self.config)
