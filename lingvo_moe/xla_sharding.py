@@ -1,6 +1,6 @@
 """Sharding annotations: which devices hold which part of a tensor (GShard, arXiv 2006.16668, sections 3.1 and 3.2).
 
-Layers name the axes of a tensor, and the tables of mesh.py map them to mesh axes: `x_EGCM = shard(x_EGCM, 'EGCM')`
+Layers name the axes of a tensor, and the tables of core/mesh.py map them to mesh axes: `x_EGCM = shard(x_EGCM, 'EGCM')`
 looks up each letter in ACTIVATIONS, which lists the mesh axes that may split it. Letters take mesh axes from left to
 right, and an axis already taken is skipped: on a mesh of data x expert, G takes both axes in GSM; in EGCM, E takes
 expert, and only data is left for G. The resharding between these two tensors is the paper's AllToAll. With an axis
@@ -25,10 +25,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops.parallel_for import pfor
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.mesh import ACTIVATIONS, WEIGHTS, Mesh, tiled
-from lingvo_moe.mesh import WEIGHTS_SPLIT as WEIGHTS_SPLIT
-from lingvo_moe.mesh import Sharding as Sharding
-from lingvo_moe.mesh import Spec as Spec
+from lingvo_moe.core.mesh import ACTIVATIONS, WEIGHTS, Mesh, tiled
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
 _recorded: contextvars.ContextVar[list | None] = contextvars.ContextVar('recorded', default=None)

@@ -12,11 +12,10 @@ import numpy as np
 import sentencepiece
 import tensorflow as tf
 
-from lingvo_moe.addons.interop import families
+from lingvo_moe.addons.interop import families, importing
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.config import configuration
 from lingvo_moe.core import weights
-from lingvo_moe.run import importing
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 

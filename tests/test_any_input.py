@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from lingvo_moe.config import configuration, fields, registry
 from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import pair_files, parallel, preparation, text
 from lingvo_moe.runtime import chips, local, torus_placement
 from lingvo_moe.storage import files
-from lingvo_moe.xla_sharding import Mesh
 
 MODELS = ('mt.cldr.Tiny', 'mt.m4mini.Tiny', 'lm.shakespeare.Tiny', 'switch.shakespeare.Tiny')
 NUMBERS = itertools.count()

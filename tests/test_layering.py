@@ -1,6 +1,7 @@
 """The layering of the package: imports point from a later line to an earlier one, or stay within a line."""
 
 import ast
+import collections
 import graphlib
 import pathlib
 import re
@@ -10,35 +11,44 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / 'lingvo_moe'
 
-# From the words that all use to the jobs that know all. A module belongs to the first line that names it or a folder
+# From what all use to the jobs that know all. A module belongs to the longest name here that is its own or of a folder
 # above it.
 ORDER = (
   'core',
-  'documents engine interop',
-  'mesh',
+  'storage',
+  'config text',
+  'corpora',
   'xla_sharding',
   'ops',
   'layers',
   'optim',
   'search',
-  'corpora',
   'program',
-  'corpora',
+  'addons.documents addons.engine',
   'tasks',
   'runtime',
   'run',
-  'analysis',
-  'report',
+  'addons.interop addons.analysis addons.report',
   'bench',
-  'app options checkpoint_flags machine',
-  'serving',
-  'trainer decoder translate',
-  'serve',
-  'commands',
+  'cli',
+  'addons.serving',
+  'trainer decoder translate serve',
+  'cli.commands',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 
-# Who may be imported by anyone is core; the registry there imports lingvo_moe.params by name, never in a statement.
+# Modules of the zoo that may import an addon: the commands, lingvo_moe.load, and exports.
+DOORS = {
+  '': 'lingvo_moe.load',
+  'cli': 'commands, and the options of jobs that take an export in place of a run',
+  'decoder': 'the command decode',
+  'serve': 'the command serve',
+  'runtime.litert_export': 'exports',
+  'tasks.task': 'exports, as text to be scored',
+  'tasks.mt.held_out': 'exports, as text to be scored',
+  'bench': 'timing of exports',
+}
+
 FILES = sorted(p for p in PACKAGE.rglob('*.py') if p.name != '__init__.py')
 
 
@@ -51,12 +61,23 @@ def imported(path, package='lingvo_moe'):
       yield from (a.name.removeprefix(f'{package}.') for a in node.names if a.name.startswith(f'{package}.'))
 
 
+def module_of(path):
+  """Dotted name of a file in the package, without the package's own; '' for its __init__.py."""
+  return '.'.join(path.relative_to(PACKAGE).with_suffix('').parts).removesuffix('__init__').rstrip('.')
+
+
+def place(module, names):
+  """The longest of some names that is the module's own, or of a folder above it; None if there is none."""
+  parts = module.split('.')
+  return next((name for n in range(len(parts), 0, -1) if (name := '.'.join(parts[:n])) in names), None)
+
+
 def circle(package):
   """Modules that import each other, one after the other and the first again; [] if there is no circle."""
   files = {p.relative_to(package).with_suffix(''): p for p in package.rglob('*.py') if p.name != '__init__.py'}
   files = {'.'.join(path.parts): p for path, p in files.items()}
-  module_of = lambda name: name if name in files else name.rpartition('.')[0]
-  graph = {name: {module_of(n) for n in imported(p, package.name)} & files.keys() for name, p in files.items()}
+  file_of = lambda name: name if name in files else name.rpartition('.')[0]
+  graph = {name: {file_of(n) for n in imported(p, package.name)} & files.keys() for name, p in files.items()}
   try:
     graphlib.TopologicalSorter(graph).prepare()
   except graphlib.CycleError as e:
@@ -64,12 +85,27 @@ def circle(package):
   return []
 
 
+def test_the_order_names_each_place_once():
+  assert len(RANK) == sum(len(line.split()) for line in ORDER)
+
+
 @pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_module_imports_nothing_of_a_later_layer(path):
-  own = path.relative_to(PACKAGE).with_suffix('').parts[0]
-  assert own in RANK, f'{own} has no place in the order'
+  room = place(module_of(path), RANK)
+  assert room, f'{path.relative_to(ROOT)} has no place in the order'
   for module in imported(path):
-    assert RANK[module.split('.')[0]] <= RANK[own], f'{path.relative_to(ROOT)} imports lingvo_moe.{module}'
+    assert RANK[place(module, RANK)] <= RANK[room], f'{path.relative_to(ROOT)} imports lingvo_moe.{module}'
+
+
+def test_the_zoo_enters_addons_by_the_listed_doors_alone():
+  entered = set()
+  for path in PACKAGE.rglob('*.py'):
+    module = module_of(path)
+    if not module.startswith('addons') and any(f'{name}.'.startswith('addons.') for name in imported(path)):
+      door = place(module, DOORS) if module else ''
+      assert door is not None, f'{path.relative_to(ROOT)} imports an addon: is it a door?'
+      entered.add(door)
+  assert entered == DOORS.keys()
 
 
 def test_no_modules_import_each_other():
@@ -88,24 +124,13 @@ def test_a_circle_is_found_wherever_the_import_stands(tmp_path, line):
   assert sorted(set(circle(package))) == ['a', 'b', 'folder.c']
 
 
-JOBS = {
-  'trainer',
-  'decoder',
-  'translate',
-  'serve',
-  'serving',
-  'run',
-  'runtime',
-  'app',
-  'checkpoint_flags',
-  'machine',
-  'options',
-}
+JOBS = set('trainer decoder translate serve run runtime addons.serving cli.app cli.checkpoint_flags'.split())
+JOBS |= {'cli.machine', 'cli.options'}
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_jobs_and_what_they_share_know_no_task_by_name(path):
-  if path.relative_to(PACKAGE).with_suffix('').parts[0] in JOBS:
+  if place(module_of(path), JOBS):
     shared = ('tasks.task.', 'tasks.metrics.')
     named = [name for name in imported(path) if name.startswith('tasks.') and not f'{name}.'.startswith(shared)]
     assert not named, f'{path.relative_to(ROOT)} imports {named}: use the protocol of tasks/task.py'
@@ -128,3 +153,10 @@ def test_the_root_has_some_ten_modules():
 def test_every_folder_says_what_is_in_it():
   for folder in {path.parent for path in FILES}:
     assert ast.get_docstring(ast.parse((folder / '__init__.py').read_text(encoding='utf-8'))), folder
+
+
+def test_no_two_modules_have_one_name():
+  """A command's module has the name of the command, and params have those of models."""
+  commands = PACKAGE / 'cli' / 'commands'
+  names = collections.Counter(path.name for path in FILES if commands not in path.parents)
+  assert [name for name, count in names.items() if count > 1] == []

@@ -17,15 +17,16 @@ from whole_state import WholeState
 
 import lingvo_moe
 from lingvo_moe import trainer
+from lingvo_moe.addons.interop import hub_export, importing
 from lingvo_moe.cli.commands import export
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.ops import backend
-from lingvo_moe.run import averaging, hub_export, importing
+from lingvo_moe.run import averaging
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
-from lingvo_moe.xla_sharding import Mesh
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

@@ -105,7 +105,7 @@ def test_gin_files_and_data_travel_with_what_reads_them(wheel):
 
 
 def test_pages_travel_with_their_style_and_script(wheel):
-  pages = {'serving/page.html', 'serving/page.css', 'serving/page.js', 'report/report.css'}
+  pages = {'addons/serving/page.html', 'addons/serving/page.css', 'addons/serving/page.js', 'addons/report/report.css'}
   assert {f'lingvo_moe/{name}' for name in pages} <= set(wheel.namelist())
 
 

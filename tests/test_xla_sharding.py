@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.xla_sharding import ACTIVATIONS, WEIGHTS, WEIGHTS_SPLIT, Mesh, shard
+from lingvo_moe.core.mesh import ACTIVATIONS, WEIGHTS, WEIGHTS_SPLIT, Mesh
+from lingvo_moe.xla_sharding import shard
 
 
 def tiles(sharding):

@@ -25,9 +25,9 @@ def main():
   import step_export
 
   from lingvo_moe.config import configuration
+  from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.storage import new_folder
   from lingvo_moe.tasks.task import task_of
-  from lingvo_moe.xla_sharding import Mesh
 
   new_folder.check(_OUT.value, 'an export')
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)

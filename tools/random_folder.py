@@ -19,13 +19,13 @@ import shutil
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_moe.addons.interop import families
+from lingvo_moe.addons.interop import families, hub_export
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.cli import app
 from lingvo_moe.config import configuration
 from lingvo_moe.core import weights
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import checkpoint, hub_export
+from lingvo_moe.run import checkpoint
 from lingvo_moe.storage import new_folder
 
 FIXTURES = pathlib.Path(__file__).parents[1] / 'tests' / 'data' / 'interop'

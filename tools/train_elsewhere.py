@@ -48,10 +48,10 @@ def export(run, name, config) -> None:
   import step_export
   from step_export import batches
 
+  from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.run import warm_start
   from lingvo_moe.storage import new_folder
   from lingvo_moe.tasks.task import Feed, task_of
-  from lingvo_moe.xla_sharding import Mesh
 
   new_folder.check(_OUT.value, 'an export')
   task, program, checkpoints = task_of(config), config.program(), run.checkpoints()

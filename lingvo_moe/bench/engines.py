@@ -55,8 +55,8 @@ def export(folder: str, config: MtConfig, engine: str, public: str = '') -> None
 
   The CTranslate2 model of a public folder is made by CTranslate2's own converter, which needs transformers and torch.
   """
+  from lingvo_moe.addons.interop import importing
   from lingvo_moe.bench import processes
-  from lingvo_moe.run import importing
   from lingvo_moe.runtime import litert_export
   from lingvo_moe.tasks import engine_graphs
   from lingvo_moe.tasks.mt import ctranslate2_model, mt_graphs
@@ -108,8 +108,8 @@ def compare(
     For each engine: engine, medians over its rounds (tokens_per_s, s_per_sentence, peak_rss_mib, other_cores),
     tokens_per_s_of_rounds, and ratio, to the tokens a second of the first engine.
   """
+  from lingvo_moe.addons.interop import importing
   from lingvo_moe.bench import processes
-  from lingvo_moe.run import importing
   from lingvo_moe.tasks.task import task_of
 
   sources = task_of(config).random_batch()['src_ids'][:rows].tolist()

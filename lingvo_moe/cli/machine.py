@@ -14,9 +14,9 @@ from lingvo_moe.run.process_group import ProcessGroup
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
+  from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.program import Program
   from lingvo_moe.runtime.runtime import Runtime
-  from lingvo_moe.xla_sharding import Mesh
 
 # What options are for, the runtimes that take them, and their names.
 _TAKEN = (
@@ -157,7 +157,7 @@ def connect(options: RuntimeOptions) -> Machine:
   """Finds the devices, and prints which, and the other processes; before anything else is computed."""
   if options.runtime == 'local':
     return Machine(options)
-  from lingvo_moe.xla_sharding import Mesh
+  from lingvo_moe.core.mesh import Mesh
 
   mesh = Mesh.parse(options.mesh, options.split_dense, options.split_update)
   if options.placement:

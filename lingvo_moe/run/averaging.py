@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
-from lingvo_moe.run import checkpoint, hub_export
+from lingvo_moe.run import checkpoint, imported_form
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.slices import Slice
@@ -104,7 +104,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     if os.path.isdir(run.vocab_dir):
       shutil.copytree(run.vocab_dir, os.path.join(partial, os.path.basename(run.vocab_dir)), symlinks=True)
     written = RunDir(partial)
-    hub_export.keep_form(written, run)
+    imported_form.keep(written, run)
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
     try:

@@ -11,7 +11,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.lora import is_adapter, part
-from lingvo_moe.run import checkpoint, hub_export
+from lingvo_moe.run import checkpoint, imported_form
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.rundir import RunDir
@@ -29,7 +29,7 @@ def note(run: RunDir, source: str) -> None:
     return
   prefix = find(source)
   files.write(run.file(log_directory.INIT_FROM), json_files.dump({'source': files.absolute(prefix)}))
-  hub_export.keep_form(run, run_around(prefix))
+  imported_form.keep(run, run_around(prefix))
 
 
 def noted(run: RunDir) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.chips import Topology
-from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax

@@ -1,4 +1,4 @@
-"""Export of graphs for lingvo_moe/engine: files of LiteRT (TensorFlow Lite), with a manifest of all that they need.
+"""Export of graphs for the engine (addons/engine): files of LiteRT (TensorFlow Lite), with a manifest of all they need.
 
 A graph with experts is cut before and after each layer of them, as each expert takes the rows of the tokens that chose
 it. Its parts, stages, are files, and so are the experts of a layer; addons/engine/stages.py runs them.

@@ -10,11 +10,11 @@ import numpy as np
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import ACTIVATIONS, Mesh, Spec
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import torus_placement
-from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
@@ -43,14 +43,14 @@ class Lowering:
     self.program, self.mesh = program, mesh
     self._devices = np.array(torus_placement.ordered(devices) if mesh.topology else devices)[mesh.device_ids()]
     self.whole = self.sharding(())
-    self.rows = self.sharding(mesh.spec('B', xla_sharding.ACTIVATIONS))
+    self.rows = self.sharding(mesh.spec('B', ACTIVATIONS))
 
   @property
   def devices(self) -> list[jax.Device]:
     """Devices in the order in which a compiled program numbers them: by position in the mesh, the last axis fastest."""
     return list(self._devices.flat)
 
-  def sharding(self, spec: xla_sharding.Spec, mesh: Mesh | None = None) -> jax.sharding.NamedSharding:
+  def sharding(self, spec: Spec, mesh: Mesh | None = None) -> jax.sharding.NamedSharding:
     """NamedSharding (JAX's form) of a spec, by default one of the mesh."""
     names, sizes = zip(*(mesh or self.mesh).factors(spec)) if (mesh or self.mesh).axes else ((), ())
     spec = jax.sharding.PartitionSpec(*(axes or None for axes in spec))
@@ -94,7 +94,7 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
     )
   if any('E' in spec.dims for spec in specs.values()):
     try:
-      mesh.check((program.num_groups // program.micro_batches,), 'G', mesh.spec('G', xla_sharding.ACTIVATIONS))
+      mesh.check((program.num_groups // program.micro_batches,), 'G', mesh.spec('G', ACTIVATIONS))
     except UserError as e:
       parts = f' in micro_batches={program.micro_batches}' if program.micro_batches > 1 else ''
       raise UserError(f'num_groups={program.num_groups}{parts}: {e}') from None

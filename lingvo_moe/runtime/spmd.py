@@ -25,11 +25,11 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import ACTIVATIONS, Mesh
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Batch, Function, Runtime
 from lingvo_moe.runtime.slices import Slice, named_slots
-from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
@@ -111,7 +111,7 @@ class SpmdRuntime(Runtime):
     self._whole, self._rows = self._lowering.whole, self._lowering.rows
     self.process_index, self.process_count = jax.process_index(), jax.process_count()
     self.only_rows = True
-    self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
+    self.row_multiple = mesh.size(mesh.spec('B', ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
     self._current: dict[str, Any] = {}  # state, shared by the runtimes of `under`
     self._train = _Compiled(program.train_step, mesh, out_shardings=(self._lowering.shardings, None), donate_argnums=0)
@@ -213,7 +213,7 @@ class SpmdRuntime(Runtime):
 
     def place(x):
       rows, first = x.shape[0] * parts, x.shape[0] * part
-      self.mesh.check((rows,), 'B', self.mesh.spec('B', xla_sharding.ACTIVATIONS))
+      self.mesh.check((rows,), 'B', self.mesh.spec('B', ACTIVATIONS))
 
       def rows_of(index):
         start, stop, _ = index[0].indices(rows)

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime import lowering
 from lingvo_moe.tasks.task import DecodingSteps
-from lingvo_moe.xla_sharding import Mesh
 
 
 def save(folder: str, steps: DecodingSteps, weights: Mapping[str, np.ndarray]) -> None:

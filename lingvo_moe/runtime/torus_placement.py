@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime.chips import Topology
-from lingvo_moe.xla_sharding import Mesh
 
 Boxes = Mapping[str, tuple[int, ...]]  # mesh axis -> chips along each axis of the torus
 

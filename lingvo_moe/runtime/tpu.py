@@ -24,6 +24,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import ACTIVATIONS, Mesh
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import xla
@@ -33,7 +34,7 @@ from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.local import LocalRuntime, to_numpy
 from lingvo_moe.runtime.runtime import Batch
 from lingvo_moe.runtime.slices import Slice
-from lingvo_moe.xla_sharding import Mesh, OpSharding
+from lingvo_moe.xla_sharding import OpSharding
 
 
 class Cores(NamedTuple):
@@ -179,7 +180,7 @@ class TpuRuntime(LocalRuntime):
 
   def __init__(self, program: Program, mesh: Mesh, cores: Cores):
     self.mesh, self._cores = mesh, cores
-    self._rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
+    self._rows = mesh.spec('B', ACTIVATIONS)
     self.only_rows = True
     self.row_multiple = mesh.size(self._rows[0])
     super().__init__(program, jit=True)

@@ -1,4 +1,4 @@
-"""Graphs of all models for lingvo_moe/engine: one step of a decoder, with ranked symbols, and a refusal.
+"""Graphs of all models for lingvo_moe/addons/engine: one step of a decoder, with ranked symbols, and a refusal.
 
 Keys and values of decoder layer i are named keys_i and values_i; they begin with `memory_` (of the source), `cache_`
 (of earlier positions of the beam) or `new_` (of this step). Sizes are open, but for the width of a step.

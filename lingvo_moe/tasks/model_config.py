@@ -75,7 +75,7 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-  """Values of samples, in the order of core.continuations.Sampling."""
+  """Values of samples, in the order of text.continuations.Sampling."""
 
   sample_temperature: float = changeable(1.0, 'Divides the logits of a sample; 0: greedy.', at_least=0)
   top_k: int = changeable(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0)

@@ -238,7 +238,7 @@ class Graph(NamedTuple):
 
 
 class EngineParts(NamedTuple):
-  """All that the engine needs of a model besides its weights; see lingvo_moe/engine."""
+  """All that the engine needs of a model besides its weights; see lingvo_moe/addons/engine."""
 
   graphs: Mapping[str, Graph]  # by name
   files: Mapping[str, bytes]  # by name, such as vocabularies

@@ -14,7 +14,7 @@ import lingvo_moe
 from lingvo_moe.cli.commands import main
 from lingvo_moe.core import errors
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COMMANDS = ('tools/test', 'tools/quickstart')
 
 

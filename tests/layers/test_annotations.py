@@ -9,6 +9,7 @@ from random_theta import theta_of
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
@@ -22,7 +23,7 @@ STACK = Stack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=
 
 def tiles(function, mesh):
   """Tiles of every annotation in the program of a function, the bodies of loops included."""
-  with xla_sharding.use(xla_sharding.Mesh.parse(mesh)), backend.use(xla.BACKEND):
+  with xla_sharding.use(Mesh.parse(mesh)), backend.use(xla.BACKEND):
     program = tf.function(function, autograph=False).get_concrete_function().graph.as_graph_def()
   nodes = [node for f in program.library.function for node in f.node_def] + list(program.node)
   found = [xla_sharding.OpSharding.FromString(n.attr['sharding'].s) for n in nodes if n.op == 'XlaSharding']

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe import ops, xla_sharding
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.dispatch import GatherDispatcher, GroupedDispatcher
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import top2_gating
@@ -192,7 +193,7 @@ def test_every_override_is_of_an_operation_and_has_a_case():
 
 
 def test_grouped_rows_are_refused_on_a_mesh_with_the_way_out():
-  mesh = xla_sharding.use(xla_sharding.Mesh.parse('expert:2'))
+  mesh = xla_sharding.use(Mesh.parse('expert:2'))
   with mesh, backend.use(xla.BACKEND), pytest.raises(UserError, match="dispatch='grouped'.*bind dispatch = 'auto'"):
     ops.grouped_ffn(floats(2, 3), tf.constant([0, 1]), floats(1, 3, 5), floats(1, 5, 3))
 

@@ -10,7 +10,8 @@ import tiny_config
 from imported_model import FIXTURES
 from whole_state import WholeState
 
-from lingvo_moe.run import checkpoint, importing, process_group, warm_start
+from lingvo_moe.addons.interop import importing
+from lingvo_moe.run import checkpoint, process_group, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.mt_task import TranslationTask

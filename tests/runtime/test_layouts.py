@@ -20,13 +20,13 @@ from lingvo_moe.config import registry
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
-from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')

@@ -9,11 +9,11 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import Lstm
 from lingvo_moe.layers.scanned_stack import scan
 from lingvo_moe.ops import backend, xla
-from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')

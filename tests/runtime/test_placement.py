@@ -8,10 +8,10 @@ import pytest
 from lingvo_moe.addons.analysis import torus
 from lingvo_moe.addons.analysis.hlo_collectives import Collective
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime import torus_placement
 from lingvo_moe.runtime.chips import HOP_SECONDS, Topology
 from lingvo_moe.runtime.torus_placement import place
-from lingvo_moe.xla_sharding import Mesh
 
 
 def boxes_of(mesh_text, topology_text, text, axis):

@@ -12,8 +12,8 @@ pytest.importorskip('jax')
 
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime import spmd
-from lingvo_moe.xla_sharding import Mesh
 
 SLURM = {
   'SLURM_JOB_ID': '4097',

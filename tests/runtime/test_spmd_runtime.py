@@ -14,11 +14,11 @@ from lingvo_moe.cli import machine
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
-from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')

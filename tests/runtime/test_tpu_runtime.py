@@ -18,6 +18,7 @@ from lingvo_moe.cli import machine
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import WEIGHTS, Mesh
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend, xla
@@ -28,7 +29,7 @@ from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime import tpu
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.xla_sharding import Mesh, OpSharding
+from lingvo_moe.xla_sharding import OpSharding
 
 pytestmark = pytest.mark.compiled
 
@@ -152,7 +153,7 @@ def test_a_mesh_that_is_not_the_tpus_is_told():
 def test_each_core_keeps_its_part_and_no_more():
   value = np.arange(8, dtype=np.float32).reshape(4, 2)
   spec = WeightSpec((4, 2), 'EM', Constant(0.0))
-  held = tpu.Sliced('w', spec, MESH.op_sharding(MESH.spec('EM', xla_sharding.WEIGHTS)), CPU)
+  held = tpu.Sliced('w', spec, MESH.op_sharding(MESH.spec('EM', WEIGHTS)), CPU)
   held.load(value)
   # Cores 0 1 / 2 3 are data x expert: 0 and 2 keep experts 0 and 1.
   for core, part in enumerate([value[:2], value[2:], value[:2], value[2:]]):

@@ -14,9 +14,9 @@ from lingvo_moe.cli import machine
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
 step_export = pytest.importorskip('step_export')

@@ -15,7 +15,7 @@ from lingvo_moe.bench.against import identity
 from lingvo_moe.core.errors import UserError
 
 # The benchmark of a commit: the script, or in some commits only the command.
-_SCRIPT, _COMMAND = 'tools/bench.py', 'lingvo_moe/cli/commands/bench.py'
+_SCRIPT, _COMMAND = 'tools/bench.py', 'lingvo_moe/commands/bench.py'
 
 
 def compare(
@@ -76,7 +76,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
 def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
   """Tokens a second of each figure, by its identifying fields."""
   script = os.path.join(root, _SCRIPT)
-  what = [script] if os.path.exists(script) else ['-m', 'lingvo_moe.cli.commands.bench']
+  what = [script] if os.path.exists(script) else ['-m', 'lingvo_moe.commands.bench']
   search = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
   found = processes.records([sys.executable, *what, *flags], name, env={**os.environ, 'PYTHONPATH': search})
   return {tuple(identity(record).items()): record['tokens_per_s'] for record in found}

@@ -13,10 +13,10 @@ import numpy as np
 
 from lingvo_moe.addons.analysis import torus
 from lingvo_moe.addons.analysis.parts import PHASES
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.tasks import sizes
 from lingvo_moe.text.markdown import table
-from lingvo_moe.xla_sharding import Mesh
 from paper import claims, operator_tables, plots, programs, step_times
 from paper.claims import Case, Row
 from paper.report_cache import ReportCache, configured

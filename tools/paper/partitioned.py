@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from lingvo_moe.addons.analysis import hlo, hlo_collectives
 from lingvo_moe.core import errors
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime.chips import Topology
-from lingvo_moe.xla_sharding import Mesh, replicate, split
+from lingvo_moe.xla_sharding import replicate, split
 from paper.operators import Operator, Split
 
 try:

@@ -24,8 +24,8 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.mesh import ACTIVATIONS, Mesh, Sharding
 from lingvo_moe.program import Program
-from lingvo_moe.xla_sharding import Mesh, Sharding
 
 try:
   import jax
@@ -62,7 +62,7 @@ def save(
     UserError: an unknown kind of step, or a mesh that does not divide the model or the batch.
   """
   step = _step(program, kind)
-  rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
+  rows = mesh.spec('B', ACTIVATIONS)
   for x in batch.values():
     mesh.check(x.shape[:1], 'B', rows)
   stored = lambda specs: {

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe import xla_sharding
 from lingvo_moe.addons.analysis import hlo, hlo_collectives, hlo_loops, memory, torus
 from lingvo_moe.addons.analysis.hlo import Module
 from lingvo_moe.addons.analysis.hlo_collectives import Collective
 from lingvo_moe.addons.analysis.parts import PARTS, PHASES, layer_of, part_of, phase_of
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import ACTIVATIONS, Mesh
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
@@ -30,7 +30,6 @@ from lingvo_moe.runtime.aot import AotRuntime, Compiled
 from lingvo_moe.runtime.chips import Chip
 from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.xla_sharding import Mesh
 
 # 'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder alone; 'decode': flat beam
 # search.
@@ -195,7 +194,7 @@ def for_program(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int
   """Configuration to compile a program other than 'train' with; batch_tokens 0: the model's eval_batch_tokens."""
   if program == 'eval':
     return dataclasses.replace(config, eval_batch_tokens=batch_tokens or config.eval_batch_tokens)
-  groups = mesh.size(mesh.spec('G', xla_sharding.ACTIVATIONS)[0])
+  groups = mesh.size(mesh.spec('G', ACTIVATIONS)[0])
   return config.for_inference(groups, batch_tokens=batch_tokens)
 
 

@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe import xla_sharding
 from lingvo_moe.addons.analysis import cost
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.mesh import ACTIVATIONS, Mesh
 from lingvo_moe.runtime import chips
 from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.xla_sharding import Mesh
 
 NAMES = {
   'DP': ('data',),
@@ -187,7 +186,7 @@ def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kin
   """Raises UserError, before any compilation, if the mesh does not divide the batch or its devices hold too little."""
   rows = len(next(iter(task_of(config).batch_shapes(training=kind == 'train').values())))
   parts = config.micro_batches if mesh.size(['stage']) == 1 else 1  # a pipeline takes the whole batch
-  mesh.check((rows // parts,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
+  mesh.check((rows // parts,), 'B', mesh.spec('B', ACTIVATIONS))
   program = config.program()
   state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
   stored = sum(

@@ -19,12 +19,12 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.addons.analysis import hlo
 from lingvo_moe.addons.analysis.parts import OUTSIDE, layer_of, part_of
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers import dispatch, experts, moe
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.batches import Batch
-from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')
 

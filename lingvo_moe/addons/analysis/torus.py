@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.addons.analysis.hlo_collectives import Collective
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime import torus_placement
 from lingvo_moe.runtime.chips import HOP_SECONDS, Chip, Topology
-from lingvo_moe.xla_sharding import Mesh
 
 _AXIS = 'expert'  # which is placed
 

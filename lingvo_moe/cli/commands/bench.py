@@ -185,7 +185,7 @@ def _folder(name: str) -> str:
 def _configuration(name: str) -> Any:
   if not _folder(name):
     return configuration.resolve(name, [], _bindings_of(name))
-  from lingvo_moe.run import importing
+  from lingvo_moe.addons.interop import importing
 
   return importing.read(name, flags.FLAGS['set'].value)[2]
 

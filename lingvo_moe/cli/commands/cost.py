@@ -287,8 +287,8 @@ def _cheapest(fitting, timed: bool) -> str:
 
 def _mesh_and_topology(config):
   """Mesh and topology from the flags; the topology is None on a CPU."""
+  from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.runtime.torus_placement import place
-  from lingvo_moe.xla_sharding import Mesh
 
   parse = functools.partial(Mesh.parse, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value)
   if _PLATFORM.value == 'cpu':

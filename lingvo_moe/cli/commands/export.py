@@ -138,7 +138,7 @@ class Model(NamedTuple):
 def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   """Raises UserError where the run cannot be exported so, before any work."""
   if options.format == 'huggingface':
-    from lingvo_moe.run import hub_export
+    from lingvo_moe.addons.interop import hub_export
 
     hub_export.require(run)
   of_any_text = options.format in WEIGHTS_ALONE or (options.format == 'litert' and options.keep_experts is None)
@@ -162,7 +162,7 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
 def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
   task = task_of(model.config)
   if options.format in WEIGHTS_ALONE:
-    from lingvo_moe.run import hub_export
+    from lingvo_moe.addons.interop import hub_export
 
     save = hub_export.save_hub_folder if options.format == 'huggingface' else hub_export.save_weights
     return save(folder, run, model.step)

@@ -36,8 +36,8 @@ _SET = flags.DEFINE_multi_string(
 def main():
   folder = os.path.expanduser(files.plain(_FOLDER.value))
   quiet.import_tensorflow()
+  from lingvo_moe.addons.interop import importing
   from lingvo_moe.core import weights
-  from lingvo_moe.run import importing
 
   model, config = importing.import_folder(folder, _LOGDIR.value, _SET.value)
   count = weights.count(config.model().weights())

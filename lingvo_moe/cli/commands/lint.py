@@ -30,8 +30,8 @@ _JSON = flags.DEFINE_string('json', None, 'File for the findings as JSON.')
 @app.command()
 def main():
   from lingvo_moe.addons.analysis import lint
+  from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.runtime import spmd
-  from lingvo_moe.xla_sharding import Mesh
 
   config = configuration.resolve(_MODEL.value, [], _BINDINGS(_MODEL.value))
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)

@@ -144,8 +144,8 @@ def line(mesh: str, row, width: int) -> str:
 @app.command()
 def main():
   from lingvo_moe.addons.analysis import parity
+  from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.runtime import spmd
-  from lingvo_moe.xla_sharding import Mesh
 
   asked = (_EVERY_KIND if _GRID.value else _FEW) if _MESHES.value is None else _MESHES.value
   meshes = [mesh.strip() for mesh in asked.split(';') if mesh.strip()]

@@ -1,4 +1,4 @@
-"""Graphs of a language model for lingvo_moe/engine: the reader of prompts, and one step of the decoder."""
+"""Graphs of a language model for lingvo_moe/addons/engine: the reader of prompts, and one step of the decoder."""
 
 import tensorflow as tf
 

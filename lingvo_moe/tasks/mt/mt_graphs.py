@@ -1,4 +1,4 @@
-"""Graphs of a translation model for lingvo_moe/engine: the encoder, and one step of the decoder."""
+"""Graphs of a translation model for lingvo_moe/addons/engine: the encoder, and one step of the decoder."""
 
 import tensorflow as tf
 

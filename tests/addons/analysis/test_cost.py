@@ -13,9 +13,9 @@ import pytest
 from lingvo_moe.addons.analysis import flops, hlo, hlo_collectives, hlo_loops
 from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.runtime.torus_placement import place
-from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
 cost = pytest.importorskip('lingvo_moe.addons.analysis.cost')

@@ -13,8 +13,8 @@ from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
 

@@ -288,7 +288,7 @@ def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
 
 
 def test_examples_of_the_document_run(folders, monkeypatch):
-  text = (pathlib.Path(__file__).parents[2] / 'docs' / 'export.md').read_text(encoding='utf-8')
+  text = (pathlib.Path(__file__).parents[3] / 'docs' / 'export.md').read_text(encoding='utf-8')
   (block,) = [b for b in re.findall(r'^```pycon\n(.*?)^```$', text, re.DOTALL | re.MULTILINE) if 'lingvo_moe' in b]
   monkeypatch.chdir(folders['int8'].parent)
   test = doctest.DocTestParser().get_doctest(block.replace("'OUT'", "'int8'"), {}, 'export.md', None, 0)
@@ -296,7 +296,7 @@ def test_examples_of_the_document_run(folders, monkeypatch):
 
 
 def test_the_script_of_the_document_translates_without_this_package(folders, exact, tmp_path):
-  text = (pathlib.Path(__file__).parents[2] / 'docs' / 'export.md').read_text(encoding='utf-8')
+  text = (pathlib.Path(__file__).parents[3] / 'docs' / 'export.md').read_text(encoding='utf-8')
   (script,) = re.findall(r'^```py\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
   (tmp_path / 'translate_alone.py').write_text(script, encoding='utf-8')
   for name in ('lingvo_moe', 'tensorflow'):

@@ -8,10 +8,9 @@ import time
 import pytest
 from imported_model import FIXTURES
 
-from lingvo_moe.addons.interop import config_keys, families, mixtral, sparse_layers
+from lingvo_moe.addons.interop import config_keys, families, importing, mixtral, sparse_layers
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import importing
 
 KEYS = {name: keys for family in families.FAMILIES for name, keys in family.CLASSES.items()}
 ODD = (None, 'x', '', [], ['x'], [[]], {}, {'a': []}, True, -1, 0.5, 10**7, 10**30, 1e300, '\ud800', 'a\0b')

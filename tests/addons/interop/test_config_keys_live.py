@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 from imported_model import FIXTURES
 
-from lingvo_moe.addons.interop import config_keys, families
+from lingvo_moe.addons.interop import config_keys, families, importing
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import importing
 
 pytestmark = pytest.mark.slow
 CONFIGS = {

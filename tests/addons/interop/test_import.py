@@ -14,10 +14,10 @@ import tensorflow as tf
 from imported_model import FIXTURES, ImportedModel, own_run
 
 import lingvo_moe
+from lingvo_moe.addons.interop import hub_export, importing
 from lingvo_moe.addons.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.cli.commands import export
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import hub_export, importing
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import batches, inference
 from lingvo_moe.tasks.mt import run_vocabs

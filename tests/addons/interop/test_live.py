@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 from imported_model import TEXT, own_run
 
+from lingvo_moe.addons.interop import hub_export, importing
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.run import hub_export, importing
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.task import task_of
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 SWITCH = {'num_experts': 4, 'gate': 'switch', 'capacity_factor': None}
 IN_FULL = {'activation_dtype': 'float32', 'capacity_factor': None, 'scan_layers': False, 'remat': 'none'}
 pytestmark = pytest.mark.slow

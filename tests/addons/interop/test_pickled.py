@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from imported_model import FIXTURES
 
+from lingvo_moe.addons.interop import importing
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import importing
 from lingvo_moe.run.rundir import RunDir
 
 

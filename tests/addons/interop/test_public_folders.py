@@ -12,10 +12,10 @@ import tensorflow as tf
 from imported_model import FIXTURES
 from sentencepiece import sentencepiece_model_pb2
 
+from lingvo_moe.addons.interop import hub_export, importing
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import hub_export, importing
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.text import vocab as core_vocab

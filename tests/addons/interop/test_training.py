@@ -9,8 +9,8 @@ from imported_model import FIXTURES, ImportedModel
 
 from lingvo_moe.addons.interop import families
 from lingvo_moe.addons.interop.hub_folder import HubFolder
+from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.xla_sharding import Mesh
 
 NAMES = ('marian', 'switch', 'nllb_moe', 'mixtral')
 SOON = {('switch', 'expert:4'), ('mixtral', 'data:2,expert:2')}  # the others are left to the slow tests

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip('aiohttp')
 pytest.importorskip('prometheus_client')
 
-from serving import test_http
+from addons.serving import test_http
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.text.text_model import TextModel

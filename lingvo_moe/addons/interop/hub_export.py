@@ -1,6 +1,5 @@
 """Export of weights as safetensors: of an imported model in the folder's form that it came in, of any by our names."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -11,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.addons.interop import families
+from lingvo_moe.addons.interop import families, importing
 from lingvo_moe.addons.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported
-from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import checkpoint, importing
+from lingvo_moe.run import checkpoint, imported_form
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.task import TaskConfig
@@ -28,45 +26,12 @@ _TENSOR = json_files.Kind(
   'a type and sizes',
   lambda value: isinstance(value, list) and value[:1] in _TYPES and all(type(n) is int and n >= 0 for n in value[1:]),
 )
-# Fields that change how a model is trained or computed, not the function that it is.
-_OF_TRAINING = (
-  'activation_dtype aux_loss_weight batch_tokens capacity_factor eval_batch_tokens expert_output_masking '
-  'gate_init_scale label_smoothing num_groups router_z_loss_weight second_choice window z_loss_weight'
-).split()
-_OF_TEXT = ('begin', 'tag_sides', 'tag_target')  # of a translation model: symbols around a text
 
 
 def require(run: RunDir) -> None:
   """Raises UserError unless the run has a form there: one that it came in, or a public class that holds its layers."""
   with tempfile.TemporaryDirectory() as folder:
     _write_form(folder, run)
-
-
-def keep_form(run: RunDir, source: RunDir) -> None:
-  """Copies the form that a run was imported in to one that has its weights, where the model is the same."""
-  if not files.exists(source.file(log_directory.IMPORTED)):
-    return
-  (_, ours), (_, theirs) = run.load(), source.load()
-  fingerprints = configuration.fingerprints(run.config_file) == configuration.fingerprints(source.config_file)
-  if fingerprints and _is_same_function(ours, theirs):
-    names = [os.path.join(log_directory.ORIGINAL, name) for name in files.listdir(source.file(log_directory.ORIGINAL))]
-    files.makedirs(run.file(log_directory.ORIGINAL))
-    for name in (*names, log_directory.IMPORTED):
-      files.write(run.file(name), files.read(source.file(name)))
-
-
-def _free(config: TaskConfig) -> set[str]:
-  """Fields that do not change the function that a model is."""
-  names = [field.name for field in dataclasses.fields(config)]
-  return {*fields.may_change(type(config)), *_OF_TRAINING, *(name for name in names if name.endswith('dropout'))}
-
-
-def _is_same_function(config: TaskConfig, other: TaskConfig) -> bool:
-  """Whether models of two configurations compute the same from the same weights at inference."""
-  free = {name: getattr(other, name) for name in _free(config) if hasattr(other, name)}
-  text = [[getattr(c, name, None) or None for name in _OF_TEXT] for c in (config, other)]
-  alike = dataclasses.replace(config, **free)
-  return text[0] == text[1] and alike.model() == other.model()
 
 
 def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
@@ -87,9 +52,9 @@ def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
       files.write(os.path.join(folder, name), text)
     try:
       imported, same = importing.read(folder, has_weights=False)[1:]
-      if _is_same_function(config, same):
+      if imported_form.is_same_function(config, same):
         return imported, _kinds(imported, same)
-      given = {name: value for name, value in imported.values.items() if name not in _free(config)}
+      given = {name: value for name, value in imported.values.items() if name not in imported_form.free_fields(config)}
       odd = [name for name, value in given.items() if getattr(config, name) != value]
     except UserError:
       odd = []

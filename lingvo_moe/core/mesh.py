@@ -1,6 +1,7 @@
 """Mesh: devices along named axes, and the tables of rules by which they split the axes of tensors.
 
-xla_sharding.py annotates tensors by them. TensorFlow's private modules are imported in these two files only.
+xla_sharding.py annotates tensors of a graph by these rules; what plans, stores or lowers needs the mesh alone.
+TensorFlow's private modules are imported in these two files only.
 """
 
 import dataclasses
@@ -40,8 +41,14 @@ ACTIVATIONS: Rules = {
   'D': ('data',),
   'I': ('data', 'hidden', 'node', 'expert'),
 }
-WEIGHTS: Rules = {'E': ('expert', 'node'), 'H': ('model',), 'N': ('model',), 'L': ('stage',), 'A': ('stage',)}
-WEIGHTS = {**WEIGHTS, 'Z': ACTIVATIONS['Z']}
+WEIGHTS: Rules = {
+  'E': ('expert', 'node'),
+  'H': ('model',),
+  'N': ('model',),
+  'L': ('stage',),
+  'A': ('stage',),
+  'Z': ACTIVATIONS['Z'],
+}
 # Splits every weight along M as well, so that a device stores only a part of the dense layers too (as in ZeRO-3 and
 # FSDP). The number of parts is at most that of the devices, and leaves each part at least 8 rows, a tile of a TPU.
 WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'hidden', 'node', 'expert')}
