@@ -29,7 +29,6 @@ ORDER = (
   'runtime',
   'run',
   'addons.interop addons.analysis addons.report',
-  'bench',
   'cli',
   'addons.serving',
   'trainer decoder translate serve',
@@ -46,7 +45,6 @@ DOORS = {
   'runtime.litert_export': 'exports',
   'tasks.task': 'exports, as text to be scored',
   'tasks.mt.held_out': 'exports, as text to be scored',
-  'bench': 'timing of exports',
 }
 
 FILES = sorted(p for p in PACKAGE.rglob('*.py') if p.name != '__init__.py')

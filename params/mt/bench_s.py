@@ -1,4 +1,4 @@
-"""bench-S: one fixed size for comparing speed, with other systems and between commits (lingvo-moe bench).
+"""bench-S: one fixed size for comparing speed, with other systems and between commits (python tools/bench.py).
 
 M=256, H=1024, 4 heads of 64, 4 + 4 layers, vocabularies of 8000, float32, no dropout; a batch is 32 pairs of 64 tokens
 a side. The models are not meant to be trained on text.
@@ -12,7 +12,7 @@ from lingvo_moe.tasks.mt.mt_config import MtConfig
 class Dense(MtConfig):
   """No experts: 11.5M weights, 9.42M used by a token.
 
-  Run:     lingvo-moe bench --model=mt.bench_s.Dense --what=train,decode
+  Run:     python tools/bench.py --model=mt.bench_s.Dense --what=train,decode
   Result:  see README
   """
 
@@ -35,7 +35,7 @@ class Dense(MtConfig):
 class Moe16(Dense):
   """16 experts in every other layer: 42.9M weights, 11.5M used by a token.
 
-  Run:     lingvo-moe bench --model=mt.bench_s.Moe16 --what=train,decode
+  Run:     python tools/bench.py --model=mt.bench_s.Moe16 --what=train,decode
   Result:  see README
   """
 
@@ -46,7 +46,7 @@ class Moe16(Dense):
 class Moe128(Dense):
   """128 experts in every other layer: 278M weights, 11.6M used by a token.
 
-  Run:     lingvo-moe bench --model=mt.bench_s.Moe128 --what=train,decode
+  Run:     python tools/bench.py --model=mt.bench_s.Moe128 --what=train,decode
   Result:  see README
   """
 
@@ -58,7 +58,7 @@ class Moe128(Dense):
 class Moe512(Dense):
   """512 experts in every other layer: 1.08B weights, 12M used by a token.
 
-  Run:     lingvo-moe bench --model=mt.bench_s.Moe512 --what=train,decode
+  Run:     python tools/bench.py --model=mt.bench_s.Moe512 --what=train,decode
   Result:  see README
   """
 
@@ -70,7 +70,7 @@ class Moe512(Dense):
 class Tiny(Moe16):
   """Moe16 at the size of a test: 192k weights, 64.5k used by a token.
 
-  Run:     lingvo-moe bench --model=mt.bench_s.Tiny --calls=1
+  Run:     python tools/bench.py --model=mt.bench_s.Tiny --calls=1
   """
 
   source_vocab_size: int = 400

@@ -358,7 +358,6 @@ def test_streams_that_are_closed_or_full_are_told_in_one_line(words, closed, ans
     ),
     ('vocab --data_dir=. --output=v --vocab_size=1000000000000', 'vocab_size=1000000000000'),
     ('vocab --data_dir=. --output=folder/', '--output is a path without .model; saw the folder folder/'),
-    ('bench --what=', '--what names what is timed; saw none'),
     (
       'average --logdir=. --steps=' + '9' * 5000,
       "--steps are numbers with commas between, e.g. --steps=1000,2000; saw '9",

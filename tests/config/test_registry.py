@@ -119,7 +119,7 @@ RUN = 'Run:     lingvo-moe train --model={} --logdir=DIR --data_dir=CORPUS'
   [
     ('mt.m4mini.MoE8E', ['', RUN, 'Result:  not yet run']),
     ('mt.m4.T96LTiny', ['', RUN]),
-    ('mt.bench_s.Tiny', ['', 'Run:     lingvo-moe bench --model=mt.bench_s.Tiny --calls=1']),
+    ('mt.bench_s.Tiny', ['', 'Run:     python tools/bench.py --model=mt.bench_s.Tiny --calls=1']),
   ],
 )
 def test_what_is_said_of_a_model_ends_with_how_to_run_it_and_what_came_of_it(name, ends_with):

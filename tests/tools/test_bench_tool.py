@@ -1,4 +1,4 @@
-"""lingvo-moe bench and tools/bench.py, as typed."""
+"""tools/bench.py, as typed."""
 
 import importlib.util
 import json
@@ -15,10 +15,6 @@ from lingvo_moe.config import registry
 
 TOOL = pathlib.Path(__file__).parents[2] / 'tools' / 'bench.py'
 FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
-
-
-def bench(*args):
-  return forks.run(['-m', 'lingvo_moe.cli.commands.main', 'bench', *args], timeout=300)
 
 
 def tool(*args):
@@ -46,10 +42,10 @@ def test_a_measurement_has_a_process_of_its_own(tmp_path):
 
 
 def test_a_language_model_is_timed_in_training_alone():
-  done = bench('--model=lm.shakespeare.Tiny', '--what=train,decode')
+  done = tool('--model=lm.shakespeare.Tiny', '--what=train,decode')
   assert done.returncode and 'Traceback' not in done.stderr
   assert '--what=decode is of translation models; saw --model=lm.shakespeare.Tiny' in done.stderr
-  done = bench(
+  done = tool(
     *FLAGS, '--model=lm.shakespeare.Tiny', '--what=train', '--in_this_process', '--peak_gflop_per_s=50', '--calls=1'
   )
   assert done.returncode == 0 and 'tokens/s' in done.stdout, done.stderr
@@ -102,7 +98,7 @@ def write_corpus(folder):
 def test_engines_are_timed_in_turn_on_one_model(tmp_path):
   engines = ['litert_int8', 'ctranslate2_float32']
   sizes = ('--gin_bindings=Tiny.num_experts = 0', '--rounds=2', '--what=latency', f'--json={tmp_path}/out')
-  done = bench(*FLAGS, *sizes, f'--engine={",".join(engines)}')
+  done = tool(*FLAGS, *sizes, f'--engine={",".join(engines)}')
   assert done.returncode == 0, done.stderr
   found = records(tmp_path / 'out')
   assert [f['engine'] for f in found] == engines and found[0]['ratio'] == 1
@@ -125,7 +121,7 @@ def test_engines_are_timed_on_a_public_folder(tmp_path):
   )
   folder = pathlib.Path(__file__).parents[1] / 'data' / 'interop' / 'marian'
   flags = (f'--model={folder}', '--what=decode', f'--engine={",".join(engines)}', f'--json={tmp_path}/out')
-  done = bench(*flags, *sizes, '--calls=1', '--warmup=1', '--rounds=1')
+  done = tool(*flags, *sizes, '--calls=1', '--warmup=1', '--rounds=1')
   assert done.returncode == 0, done.stderr
   assert [(f['engine'], f['sentences']) for f in records(tmp_path / 'out')] == [(engine, 8) for engine in engines]
 
@@ -152,11 +148,6 @@ def test_mistakes_get_one_line(flags, message):
   done = tool(*flags)
   (line,) = done.stderr.splitlines()
   assert done.returncode == 1 and message in line
-
-
-def test_studies_are_not_in_the_package():
-  done = bench('--what=beam')
-  assert done.returncode == 1 and "--what must be of train, decode, latency; saw 'beam'" in done.stderr
 
 
 @pytest.mark.skipif(not (pathlib.Path(__file__).parents[2] / '.git').exists(), reason='it is about a git checkout')

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import beam, commits, inputs, moe_layer
-from lingvo_moe.bench.clock import Clock
+from benchmarks.clock import Clock
 from lingvo_moe.config import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
@@ -164,8 +164,8 @@ def test_two_commits_run_in_turn_and_nothing_is_left(checkout, tmp_path):
   [
     ('nonsense', [], "saw 'nonsense', which git does not know"),
     ('--help', [], "saw '--help', which git does not know"),
-    ('empty', [], '--versus=empty has no lingvo-moe bench: give a later commit'),
-    ('fast', ['--what=bad'], 'this checkout: its lingvo-moe bench ended with exit status 1: error: it cannot'),
+    ('empty', [], '--versus=empty has no benchmark: give a later commit'),
+    ('fast', ['--what=bad'], 'this checkout: its benchmark ended with exit status 1: error: it cannot'),
   ],
 )
 def test_mistakes_of_versus_are_told_and_nothing_is_left(checkout, commit, flags, message):
@@ -176,5 +176,5 @@ def test_mistakes_of_versus_are_told_and_nothing_is_left(checkout, commit, flags
 
 
 def test_versus_outside_of_a_checkout_is_told(tmp_path):
-  with pytest.raises(UserError, match='is none: run lingvo-moe bench of a clone'):
+  with pytest.raises(UserError, match='is none: run tools/bench.py of a clone'):
     commits.compare(str(tmp_path), 'HEAD', [], rounds=1)

@@ -1,1 +1,1 @@
-"""Benchmarks of tools/bench.py: one MoE layer, the input pipeline, attention of beam search, and two commits."""
+"""Benchmarks of tools/bench.py: steps of a model, a MoE layer, input, attention of beam search, engines, commits."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.bench.clock import Clock, Timing
+from benchmarks.clock import Clock, Timing
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta

@@ -10,25 +10,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_moe.bench import processes
-from lingvo_moe.bench.against import identity
+from benchmarks import processes
+from benchmarks.against import identity
 from lingvo_moe.core.errors import UserError
 
-# The benchmark of a commit: the script, or in some commits only the command.
+# The benchmark of a commit: the script, or in some earlier commits only a command.
 _SCRIPT, _COMMAND = 'tools/bench.py', 'lingvo_moe/commands/bench.py'
 
 
 def compare(
   root: str, commit: str, flags: Sequence[str], rounds: int, progress: Callable[[str], object] = lambda _: None
 ) -> list[tuple[dict[str, Any], list[float], list[float], float]]:
-  """Runs lingvo-moe bench of both sides with the same flags, in turn: this, that, this, that, ...
+  """Runs the benchmark of both sides with the same flags, in turn: this, that, this, that, ...
 
-  Each side runs its own lingvo-moe bench, so the flags must be ones that the other commit has too.
+  Each side runs its own, so the flags must be ones that the other commit has too.
 
   Args:
     root: this checkout, including uncommitted changes.
     commit: any name that git has for a commit.
-    flags: flags of lingvo-moe bench.
+    flags: flags of tools/bench.py.
     rounds: number of runs of each side.
     progress: function called with a line of text before each run.
 
@@ -54,7 +54,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
   """Makes a temporary worktree of a commit, whose path it yields; the worktree's own packages are imported there."""
   top = _git(root, 'rev-parse', '--show-toplevel')
   if top.returncode or os.path.realpath(top.stdout.strip()) != os.path.realpath(root):
-    raise UserError(f'--versus times a commit of a git checkout; {root} is none: run lingvo-moe bench of a clone')
+    raise UserError(f'--versus times a commit of a git checkout; {root} is none: run tools/bench.py of a clone')
   revision = _git(root, 'rev-parse', '--verify', '--quiet', '--end-of-options', commit + '^{commit}')
   if revision.returncode:
     raise UserError(f'--versus takes a commit of this checkout; saw {commit!r}, which git does not know: see git log')
@@ -65,7 +65,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
       if added.returncode:
         raise UserError(f'git made no worktree of {commit}: {processes.last_line(added.stderr)}')
       if not any(os.path.exists(os.path.join(path, file)) for file in (_SCRIPT, _COMMAND)):
-        raise UserError(f'--versus={commit} has no lingvo-moe bench: give a later commit')
+        raise UserError(f'--versus={commit} has no benchmark: give a later commit')
       # setup.py installs params/ below the package; the worktree is not installed, so a link stands for it.
       os.symlink(os.path.join(path, 'params'), os.path.join(path, 'lingvo_moe', 'params'))
       yield path

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from lingvo_moe.bench.clock import Clock, Timing
+from benchmarks.clock import Clock, Timing
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.mt_config import MtConfig

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.clock import Clock, Timing
+from benchmarks.steps import dropped
 from lingvo_moe.addons.analysis import flops
-from lingvo_moe.bench.clock import Clock, Timing
-from lingvo_moe.bench.steps import dropped
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.dispatch import DISPATCHERS

@@ -32,7 +32,6 @@ COMMANDS = {
   'cost': ('cli.commands.cost', 'predict memory and time on a TPU slice, without one'),
   'parity': ('cli.commands.parity', 'compare a model on meshes with one device'),
   'lint': ('cli.commands.lint', 'find tensors that a mesh does not split'),
-  'bench': ('cli.commands.bench', 'time models on random ids'),
 }
 
 

@@ -1,4 +1,4 @@
-"""Comparison of benchmark results with those of an earlier run, which lingvo-moe bench --json has written."""
+"""Comparison of benchmark results with those of an earlier run, which tools/bench.py --json has written."""
 
 import contextlib
 import math
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.bench.clock import MAX_OTHER_CORES
+from benchmarks.clock import MAX_OTHER_CORES
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import json_files
 

@@ -1,4 +1,4 @@
-"""Parts of lingvo-moe bench: the clock, comparisons of figures, profiles, steps."""
+"""Parts of tools/bench.py: the clock, comparisons of figures, profiles, steps."""
 
 import dataclasses
 import json
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.bench import against, clock, peak, profile, steps
-from lingvo_moe.bench.clock import Clock
+from benchmarks import against, clock, peak, profile, steps
+from benchmarks.clock import Clock
 from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.local import LocalRuntime

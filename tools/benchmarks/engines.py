@@ -1,6 +1,6 @@
 """Benchmark of beam search in other engines than TensorFlow: the same model and random sources, exported to each.
 
-`export` writes the model, and a process that imports no TensorFlow times it (python -m lingvo_moe.bench.engines), so
+`export` writes the model, and a process that imports no TensorFlow times it (python -m benchmarks.engines), so
 that its peak memory is that of the engine. Every translation has exactly max_length symbols.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_moe.bench.clock import Clock, Timing
+from benchmarks.clock import Clock, Timing
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.mt_config import MtConfig
@@ -55,8 +55,8 @@ def export(folder: str, config: MtConfig, engine: str, public: str = '') -> None
 
   The CTranslate2 model of a public folder is made by CTranslate2's own converter, which needs transformers and torch.
   """
+  from benchmarks import processes
   from lingvo_moe.addons.interop import importing
-  from lingvo_moe.bench import processes
   from lingvo_moe.runtime import litert_export
   from lingvo_moe.tasks import engine_graphs
   from lingvo_moe.tasks.mt import ctranslate2_model, mt_graphs
@@ -108,8 +108,8 @@ def compare(
     For each engine: engine, medians over its rounds (tokens_per_s, s_per_sentence, peak_rss_mib, other_cores),
     tokens_per_s_of_rounds, and ratio, to the tokens a second of the first engine.
   """
+  from benchmarks import processes
   from lingvo_moe.addons.interop import importing
-  from lingvo_moe.bench import processes
   from lingvo_moe.tasks.task import task_of
 
   sources = task_of(config).random_batch()['src_ids'][:rows].tolist()
@@ -120,15 +120,19 @@ def compare(
     pieces = [_RandomVocab(config.source_vocab_size).pieces(row[:-1]) for row in sources]  # the end is added there
   job = Job(sources, pieces, config.max_length, config.beam_size, config.length_norm_alpha, **dataclasses.asdict(clock))
   runs, compared = {}, []
+  tools = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, [tools, os.environ.get('PYTHONPATH')]))}
   with tempfile.TemporaryDirectory() as folder:
     for engine in engines:
       path, command = os.path.join(folder, engine), tensorflow
       if engine != 'tensorflow':
-        command = [sys.executable, '-P', '-m', __name__, engine, path]
+        command = [sys.executable, '-P', '-m', 'benchmarks.engines', engine, path]
         os.mkdir(path)
         progress(f'export: {engine}')
         export(path, config, engine, public)
-      runs[engine] = functools.partial(processes.records, command, engine, input=json.dumps(dataclasses.asdict(job)))
+      runs[engine] = functools.partial(
+        processes.records, command, engine, input=json.dumps(dataclasses.asdict(job)), env=env
+      )
     found = processes.alternate(runs, rounds, progress)
   for engine, timed in found.items():
     of_rounds = {name: [timing[name] for (timing,) in timed] for name in _COMPARED}
@@ -152,7 +156,7 @@ def measure(job: Job, engine: str, folder: str) -> Timing:
 
 
 def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
-  """Function that translates by lingvo_moe/engine, and returns the numbers of symbols."""
+  """Function that translates by the engine, and returns the numbers of symbols."""
   import numpy as np
 
   from lingvo_moe.addons.engine import search, stages

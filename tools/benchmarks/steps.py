@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
+from benchmarks import profile as profile_lib
+from benchmarks.clock import Clock, Timing
 from lingvo_moe.addons.analysis import flops
-from lingvo_moe.bench import profile as profile_lib
-from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.program import Program

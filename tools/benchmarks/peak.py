@@ -1,4 +1,4 @@
-"""python -m lingvo_moe.bench.peak: GFLOP/s of large float32 matrix products, an upper bound for a step's speed."""
+"""python tools/benchmarks/peak.py: GFLOP/s of large float32 matrix products, an upper bound for a step's speed."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def measure(size: int = 2048, seconds: float = 2.0) -> float:
 
 def measure_apart() -> float:
   """Runs `measure` in a separate process, so that it does not add to the memory of this one."""
-  done = subprocess.run([sys.executable, '-m', 'lingvo_moe.bench.peak'], capture_output=True, text=True)
+  done = subprocess.run([sys.executable, '-P', __file__], capture_output=True, text=True)
   if done.returncode:
     raise UserError(f'the peak of matrix products could not be measured: {done.stderr.strip().splitlines()[-1]}')
   return float(done.stdout)

@@ -28,7 +28,7 @@ def records(command: Sequence[str], name: str, **options: Any) -> list[dict[str,
   """Runs a command, which writes lines of JSON to the file of its flag --json; options are those of subprocess.run."""
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results')
-    run([*command, f'--json={path}'], f'{name}: its lingvo-moe bench', **options)
+    run([*command, f'--json={path}'], f'{name}: its benchmark', **options)
     with open(path, encoding='utf-8') as f:
       return [json.loads(line) for line in f]
 

@@ -1,1 +1,0 @@
-"""Benchmarks of lingvo-moe bench: one measurement per file, the clock that they share, and comparisons of results."""
