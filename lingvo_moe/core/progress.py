@@ -93,6 +93,12 @@ def duration(seconds: float) -> str:
   return f'{whole} s'
 
 
+def bar(total: int, label: str, unit: str = 'it', quiet: bool = False) -> tqdm.tqdm:
+  """Bar that only a terminal shows, and that goes away when it is done. The unit 'B' is bytes."""
+  scale = unit == 'B'
+  return tqdm.tqdm(total=total, desc=label, unit=unit, unit_scale=scale, disable=quiet or None, leave=False)
+
+
 def over(items: Sequence[Any], unit: str) -> Iterable[Any]:
   """The items one by one, with a progress bar for five or more."""
   seconds = 0.5 if sys.stderr.isatty() else LINE_SECONDS

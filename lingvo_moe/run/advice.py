@@ -2,6 +2,7 @@
 
 import time
 
+from lingvo_moe.core.progress import duration
 from lingvo_moe.run.training import Step, Training
 from lingvo_moe.tasks import metrics
 
@@ -71,12 +72,3 @@ class DroppedNotice:
         f'step {step.number} dropped {share:.0%} of the choices of experts, which had no slot left. First steps may; '
         'if it stays so, raise aux_loss_weight, or begin a run with a larger capacity_factor, or None, which drops none'
       )
-
-
-def duration(seconds: float) -> str:
-  """'50 seconds', '12 minutes', '3.5 hours' or '4.2 days'."""
-  for unit, size, most in (('seconds', 1, 90), ('minutes', 60, 90), ('hours', 3600, 48)):
-    if seconds < most * size:
-      number = seconds / size
-      return f'{number:.1f} {unit}' if unit == 'hours' or number < 10 else f'{number:.0f} {unit}'
-  return f'{seconds / 86400:.1f} days'

@@ -5,7 +5,6 @@ docs/log_directory.md lists the files in it, which are all that decoder and tran
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -14,7 +13,7 @@ from typing import IO
 from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.storage import files, json_files, log_directory
+from lingvo_moe.storage import files, json_files, locks, log_directory
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 
@@ -77,12 +76,10 @@ class RunDir:
     if files.is_remote(self.path):
       return open(os.devnull, 'w')
     lock = files.append(self.file('.lock'))
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not locks.take(lock.fileno(), wait=False):
       raise UserError(
         f'one trainer at a time works in a log directory; another has {self.path}: wait for it, or choose another'
-      ) from None
+      )
     return lock
 
   @contextlib.contextmanager

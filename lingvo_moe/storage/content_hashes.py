@@ -10,8 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-import tqdm
-
+from lingvo_moe.core import progress as progress_lib
 from lingvo_moe.storage import files, json_files
 
 _SETTLED_NS = 10**9  # a file that changed less than this ago may change again within a tick of its clock
@@ -30,8 +29,7 @@ def of(paths: Sequence[str], cache_dir: str, quiet: bool = False) -> list[str]:
     known = {}
   states = {path: files.state(path) for path in paths}
   changed = {path: state for path, state in states.items() if known.get(path, [])[:-1] != state}
-  size, hidden = sum(state[0] for state in changed.values()), quiet or None
-  with tqdm.tqdm(total=size, desc='reading the corpus', unit='B', unit_scale=True, disable=hidden, leave=False) as bar:
+  with progress_lib.bar(sum(state[0] for state in changed.values()), 'reading the corpus', 'B', quiet) as bar:
     new = {path: [*state, _hash(path, state[0], bar.update)] for path, state in changed.items()}
   settled = time.time_ns() - _SETTLED_NS
   if lasting := {path: entry for path, entry in new.items() if max(entry[1:3]) < settled}:

@@ -8,7 +8,6 @@ A path with a scheme, such as gs://bucket/run, is remote (remote_files.py). file
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import itertools
@@ -20,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import IO
 
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.storage import remote_files
+from lingvo_moe.storage import locks, remote_files
 
 SCHEMES = ('file', 'gs', 'ram')  # of the file systems in TensorFlow's wheels
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')
@@ -199,8 +198,9 @@ def replacing(path: str, binary: bool = False) -> Iterator[IO]:
     raise UserError(f'{path} must be a file; saw a pipe or a device, which would be replaced: give another path')
   partial = path + '.partial'
   try:
-    fd = _claimed(partial)
+    fd = locks.open_locked(partial, _open_partial)
     try:
+      os.ftruncate(fd, 0)
       with open(fd, 'wb') if binary else open(fd, 'w', encoding='utf-8', newline='\n') as f:
         yield f
         f.flush()
@@ -263,7 +263,7 @@ def lock(folder: str) -> Iterator[None]:
   except OSError as e:
     raise UserError(f'{folder} must be a folder that can be written to ({e.strerror}): give another') from None
   with f:
-    fcntl.flock(f, fcntl.LOCK_EX)
+    locks.take(f.fileno())
     yield
 
 
@@ -282,18 +282,11 @@ def _open(path: str, flags: int) -> int:
   raise UserError(f'{path} must be a file of its own; saw a symbolic link to {target}: remove it')
 
 
-def _claimed(partial: str) -> int:
-  """Descriptor of a new empty file of this name; follows no symbolic link."""
-  while True:
-    if os.path.islink(partial):
-      os.remove(partial)
-    fd = _open(partial, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    with contextlib.suppress(FileNotFoundError):
-      if os.path.samestat(os.fstat(fd), os.stat(partial)):
-        os.ftruncate(fd, 0)
-        return fd
-    os.close(fd)  # another writer has renamed it meanwhile
+def _open_partial(partial: str) -> int:
+  """Descriptor of a file of this name, which is made if need be; follows no symbolic link."""
+  if os.path.islink(partial):
+    os.remove(partial)
+  return _open(partial, os.O_RDWR | os.O_CREAT)
 
 
 def sha256(path: str, progress: Callable[[int], object] = lambda size: None) -> str:

@@ -8,13 +8,12 @@ the hidden name is removed by the next command that writes the folder.
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.storage import files
+from lingvo_moe.storage import files, locks
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
@@ -42,7 +41,7 @@ def writing(path: str, replace: bool = False) -> Iterator[str]:
   with contextlib.ExitStack() as stack:
     try:
       os.makedirs(parent, exist_ok=True)
-      _make_and_lock(partial, path, stack)
+      _lock(partial, path, stack)
       stack.callback(shutil.rmtree, partial, ignore_errors=True)
       if os.path.lexists(path):
         shutil.rmtree(replaced, ignore_errors=True)
@@ -107,26 +106,17 @@ def _rename_exchange(a: str, b: str) -> None:
     raise OSError(code, os.strerror(code), a, None, b)
 
 
-def _make_and_lock(partial: str, path: str, stack: contextlib.ExitStack) -> None:
-  """Makes a folder, if need be, and locks it until the stack is closed."""
+def _lock(folder: str, path: str, stack: contextlib.ExitStack) -> None:
+  """Makes a folder, if need be, and keeps other commands that write `path` out of it until the stack is closed."""
+  fd = locks.open_locked(folder, _open_or_make, wait=False)
+  if fd is None:
+    raise UserError(f'another command is writing {path}: wait for it, or choose another place')
+  stack.callback(os.close, fd)
+
+
+def _open_or_make(folder: str) -> int:
   while True:
     with contextlib.suppress(FileExistsError):
-      os.mkdir(partial)
-    # FileNotFoundError, or another folder: another command has just ended, and renamed it.
-    with contextlib.ExitStack() as lock, contextlib.suppress(FileNotFoundError):
-      if os.path.samestat(os.fstat(_lock(partial, path, lock)), os.stat(partial)):
-        stack.enter_context(lock.pop_all())
-        return
-
-
-def _lock(folder: str, path: str, stack: contextlib.ExitStack) -> int:
-  """Keeps other commands out of a folder, whose descriptor it returns; a file system without locks cannot."""
-  folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-  stack.callback(os.close, folder)
-  try:
-    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    raise UserError(f'another command is writing {path}: wait for it, or choose another place') from None
-  except OSError:
-    pass
-  return folder
+      os.mkdir(folder)
+    with contextlib.suppress(FileNotFoundError):  # another command has just ended, and renamed it
+      return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

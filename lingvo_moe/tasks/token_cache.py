@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import tqdm
 
+from lingvo_moe.core import progress as progress_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.text import Part, parts
 from lingvo_moe.storage import content_hashes, json_files
@@ -316,7 +316,7 @@ def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
   size = sum(files_lib.size(path) for entry in missing.values() for path in entry.files)
   with (
     Claims() as claims,
-    tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet or None, leave=False) as bar,
+    progress_lib.bar(size, 'tokenising', 'B', quiet) as bar,
   ):
 
     def progress(size: int) -> None:

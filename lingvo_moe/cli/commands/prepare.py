@@ -19,10 +19,10 @@ import re
 import shlex
 import sys
 
-import tqdm
 from absl import flags
 
 from lingvo_moe.cli import app
+from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed, parallel, preparation
 from lingvo_moe.corpora.pair_files import SEPARATORS, Texts
@@ -100,7 +100,7 @@ def main(argv):
   if not re.fullmatch(r'\w[\w-]*', rules.corpus) or rules.corpus in ('dev', 'test'):
     raise UserError(f'--corpus is letters, digits, - and _, and neither dev nor test; saw {rules.corpus}: e.g. bt')
   folder = preparation.check_folder(_OUT.value, texts, _OVERWRITE.value, rules)
-  with tqdm.tqdm(total=2 * texts.bytes(), unit='B', unit_scale=True, disable=None, file=sys.stderr, leave=False) as bar:
+  with progress.bar(2 * texts.bytes(), 'preparing', 'B') as bar:
     try:
       decisions = preparation.examine(texts, rules, bar.update, folder)
     except preparation.TooFewError as e:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import babel
-import tqdm
 
+from lingvo_moe.core import progress as progress_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import DATA
 from lingvo_moe.corpora.cldr.phrases import INVENTORY, Phrases
@@ -176,7 +176,7 @@ def make_corpus(
   has_others = bool({*_listed(out_dir)} - {_MANIFEST, *(f'{code}-en' for code in replaced)})
   place = os.path.join(out_dir, '.new_corpus') if has_others else out_dir
   with new_folder.writing(place, replace=True) as new_dir:
-    for code in tqdm.tqdm(codes, desc='languages', unit='', disable=not progress):
+    for code in progress_lib.over(codes, 'language') if progress else codes:
       pairs = translate(code, phrases, train_size(code, max_pairs))
       _write(os.path.join(new_dir, f'{code}-en'), code, pairs)
       script = script_of(code)

@@ -8,9 +8,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tqdm
 from sentencepiece import sentencepiece_model_pb2
 
+from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel, temperature_sampling, text
 from lingvo_moe.corpora.parallel import Pair
@@ -67,10 +67,10 @@ def train_vocab(
   sides = ('target',) if tag_sides == 'source' else ('source', 'target')
   languages = sorted({getattr(pair, side) for pair in pairs for side in sides})
   tagged = languages if (len(languages) > 1 if tags is None else tags) else []
-  sizes = [parallel.count_lines(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=None, leave=False)]
+  sizes = [parallel.count_lines(pair) for pair in progress.over(pairs, 'pair')]
   total = min(max_sentences, sum(sizes))
   wanted = temperature_sampling.quotas(temperature_sampling.shares(sizes, temperature, weights), max(total, len(pairs)))
-  with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=None, leave=False) as bar:
+  with progress.bar(sum(wanted), 'reading sentences') as bar:
     path = sentencepiece_training.train(
       _lines(pairs, sizes, wanted, side, seed, bar),
       output,
