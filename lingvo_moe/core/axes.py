@@ -13,7 +13,7 @@ AXES = {
   'T': 'positions of a row',
   'U': 'positions attended to',
   'W': 'hypotheses of a beam',
-  'J': 'alternatives side by side, never split: candidates, buckets of distances, gates of an LSTM, features of a gate',
+  'J': 'alternatives side by side, never split: candidates, buckets, gates of an LSTM, features of a gate, states',
   'N': 'attention heads',
   'K': 'features of a head',
   'Q': 'query heads that share a key/value head, where there are several (grouped-query attention)',
@@ -26,6 +26,7 @@ AXES = {
   'Z': 'stages of a pipeline, and in each the parts D of a micro-batch',
   'I': 'rows of a micro-batch, or of a part of it',
   'F': 'tokens or choices of a whole batch, in one row',
+  'Y': 'terms that a translation must have',
   '1': 'an axis of length one',
 }
 

@@ -14,19 +14,26 @@ import tensorflow.experimental.numpy as tnp
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import flat_sequence
+from lingvo_moe.text import beam
 from lingvo_moe.text import constraints as constraints_lib
+from lingvo_moe.text.beam import Finished, Library, Live, Specials
 from lingvo_moe.text.constraints import Constraints, Progress
 
 NEG_INF = float('-inf')
+_TENSORS = Library(
+  tnp,
+  best=lambda x_BJ, k: tf.math.top_k(x_BJ, k)[1],
+  at=lambda x_BJ, places_BW: tf.gather(x_BJ, places_BW, batch_dims=1),
+)
 
 
 class Hypotheses(NamedTuple):
   """N-best translations of each sentence, best first; here W = n_best."""
 
-  ids_BWT: tf.Tensor  # int32; eos at lengths - 1, pad after it; T is max_steps
-  lengths_BW: tf.Tensor  # int32; |Y| counting eos; 0 where there is no translation
-  log_probs_BW: tf.Tensor  # float32; sum of log-probabilities, including eos's; -inf where there is no translation
-  scores_BW: tf.Tensor  # float32; log_prob / length_penalty; -inf where there is no translation
+  ids_BWT: tf.Tensor  # fields as of beam.Finished; T is max_steps
+  lengths_BW: tf.Tensor
+  log_probs_BW: tf.Tensor
+  scores_BW: tf.Tensor
   steps: tf.Tensor  # int32 scalar; number of calls of step_fn
 
 
@@ -39,32 +46,6 @@ def specs(n_best: int) -> Hypotheses:
     scores_BW=tf.TensorSpec([None, n_best]),
     steps=tf.TensorSpec([], tf.int32),
   )
-
-
-class _Live(NamedTuple):
-  """Live hypotheses, which have no eos yet. A sentence that has stopped has none: all its log_probs are -inf."""
-
-  last_BW: tf.Tensor  # int32; the last symbol: bos, or the last of its ids
-  ids_BWT: tf.Tensor  # int32; the symbols so far, then pad
-  log_probs_BW: tf.Tensor  # float32; -inf where there is no hypothesis
-
-
-class _Finished(NamedTuple):
-  """Finished hypotheses, which end in eos, best first; W = n_best, fields as in Hypotheses."""
-
-  ids_BWT: tf.Tensor
-  lengths_BW: tf.Tensor
-  log_probs_BW: tf.Tensor
-  scores_BW: tf.Tensor
-
-
-class _Continuations(NamedTuple):
-  """Best continuations of the live hypotheses of a beam by one symbol, best first; under constraints in their order."""
-
-  log_probs_BJ: tf.Tensor
-  symbols_BJ: tf.Tensor  # int32
-  parents_BJ: tf.Tensor  # int32; the live hypothesis that each one continues
-  order_BJ: tf.Tensor  # largest first; -inf where there is none
 
 
 StepFn = Callable[[tf.Tensor, flat_sequence.Now, Any], tuple[tf.Tensor, Any]]
@@ -140,12 +121,13 @@ def beam_search(
   Raises:
     UserError: a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.
   """
-  n_best = beam_size if n_best is None else n_best
+  n_best, specials = beam_size if n_best is None else n_best, Specials(pad_id, bos_id, eos_id)
   _check(beam_size, n_best, length_norm_alpha, vocab_size, pad=pad_id, bos=bos_id, eos=eos_id)
   max_lengths_B = tf.minimum(tf.cast(max_lengths_B, tf.int32), max_steps)
   min_lengths_B = tf.minimum(min_length, max_lengths_B)
   norm = LengthNorm(length_norm_alpha, length_norm_k)
   max_penalty_B1 = norm.penalty(tf.cast(max_lengths_B, tf.float32))[:, tf.newaxis]
+  places_T = tf.range(max_steps)
 
   def step(now, state, cache):
     live, finished, *progress = state
@@ -155,30 +137,28 @@ def beam_search(
     logits_BWV = with_first(forced_B, now.time, logits_BWV)
     ends = length >= min_lengths_B, length >= max_lengths_B
     if constraints is None:
-      best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
+      best = _continue(live, logits_BWV, *ends, specials)
     else:
-      specials = pad_id, bos_id, eos_id
       best = _constrained(constraints, Progress(*progress), live, logits_BWV, *ends, specials)
-    finished = _finish(finished, live, best, length, eos_id, norm.penalty(tf.cast(length, tf.float32)))
-    parents_BW, live = _next_live(live, best, length, eos_id)
+    penalty = norm.penalty(tf.cast(length, tf.float32))
+    finished = beam.finish(_TENSORS, finished, live, best, places_T, length, penalty, eos_id)
+    parents_BW, live = beam.next_live(_TENSORS, live, best, places_T, length, eos_id)
     if constraints is not None:
       progress = constraints_lib.follow(tnp, constraints, Progress(*progress), parents_BW, live.last_BW, vocab_size)
       progress = [tf.ensure_shape(x, start.shape) for x, start in zip(progress, begin_progress)]
     if early_stop:
-      best_attainable_B1 = tf.reduce_max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
-      stops_B1 = best_attainable_B1 <= finished.scores_BW[:, -1:]
-      live = live._replace(log_probs_BW=tf.where(stops_B1, NEG_INF, live.log_probs_BW))
+      live = beam.stop(_TENSORS, live, finished, max_penalty_B1)
     return parents_BW, (live, finished, *progress), cache
 
   padding = lambda width: tf.tile(tf.fill([1, 1, max_steps], pad_id), [batch_size, width, 1])
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
-  live = _Live(  # the first symbol alone, in each sentence whose max_length is not 0
+  live = Live(  # the first symbol alone, in each sentence whose max_length is not 0
     last_BW=tf.broadcast_to(bos_id if first_B is None else first_B[:, tf.newaxis], [batch_size, beam_size]),
     ids_BWT=padding(beam_size),
     log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
   )
   scores_BW = tf.fill([batch_size, n_best], NEG_INF)
-  finished = _Finished(padding(n_best), tf.zeros([batch_size, n_best], tf.int32), scores_BW, scores_BW)
+  finished = Finished(padding(n_best), tf.zeros([batch_size, n_best], tf.int32), scores_BW, scores_BW)
   begin_progress = () if constraints is None else constraints_lib.begin(tnp, constraints, beam_size)
   steps, (_, finished, *_) = flat_sequence.loop(
     step,
@@ -216,32 +196,18 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
       raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: use 0 to {vocab_size - 1}')
 
 
-def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
-  """Continues the live hypotheses of each sentence by one symbol, and returns the 2 W best continuations."""
+def _continue(live, logits_BWV, may_end_B, must_end_B, specials):
+  """The 2 W best continuations of the live hypotheses of each sentence by one symbol."""
   beam_size, vocab_size = logits_BWV.shape[1:]
-  # Eos is always a candidate, so that a hypothesis can be forced to end. Of the other symbols the
-  # 2 W best of a hypothesis are enough; top_k takes 3 more as it may return pad, bos and eos.
+  # Of the symbols of a hypothesis the 2 W best are enough; top_k takes 3 more as it may return pad, bos and eos.
   logits_BWJ, symbols_BWJ = _top_k(logits_BWV, min(2 * beam_size + 3, vocab_size))
-  best_BW1, best_symbol_BW1 = logits_BWJ[:, :, :1], symbols_BWJ[:, :, :1]
-  barred_BWJ = (symbols_BWJ == pad_id) | (symbols_BWJ == bos_id) | (symbols_BWJ == eos_id)
-  barred_BWJ |= must_end_B[:, tf.newaxis, tf.newaxis]
-  eos_BW1 = tf.where(may_end_B[:, tf.newaxis, tf.newaxis], logits_BWV[:, :, eos_id : eos_id + 1], NEG_INF)
-  logits_BWJ = tf.concat([eos_BW1, tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
-  symbols_BWJ = tf.concat([tf.fill(tf.shape(symbols_BWJ[:, :, :1]), eos_id), symbols_BWJ], axis=-1)
-
   # log Z = logit - log(prob) of the likeliest symbol, whose probability is at least 1 / V, so that no precision is
   # lost. The softmax is one kernel, tf.reduce_logsumexp four.
-  best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), best_symbol_BW1, batch_dims=2)
-  log_probs_BWJ = logits_BWJ - (best_BW1 - tf.math.log(best_prob_BW1))
-  log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.0)  # rounding must not raise a hypothesis's log-probability
-  live_BW1 = live.log_probs_BW[:, :, tf.newaxis]
-  log_probs_BWJ = tf.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
-
-  per_row = symbols_BWJ.shape[2]
-  shape = [-1, beam_size * per_row]
-  log_probs_BJ, chosen_BJ = tf.math.top_k(tf.reshape(log_probs_BWJ, shape), 2 * beam_size)
-  symbols_BJ = tf.gather(tf.reshape(symbols_BWJ, shape), chosen_BJ, batch_dims=1)
-  return _Continuations(log_probs_BJ, symbols_BJ, chosen_BJ // per_row, log_probs_BJ)
+  best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), symbols_BWJ[:, :, :1], batch_dims=2)
+  log_z_BW1 = logits_BWJ[:, :, :1] - tf.math.log(best_prob_BW1)
+  eos_BW1 = logits_BWV[:, :, specials.eos : specials.eos + 1]
+  ends = may_end_B, must_end_B
+  return beam.continuations(_TENSORS, live, logits_BWJ, symbols_BWJ, eos_BW1, log_z_BW1, *ends, specials)
 
 
 def _constrained(constraints, progress, live, logits_BWV, may_end_B, must_end_B, specials):
@@ -249,14 +215,11 @@ def _constrained(constraints, progress, live, logits_BWV, may_end_B, must_end_B,
   best_prob_BW1 = tf.reduce_max(tf.nn.softmax(logits_BWV), axis=-1, keepdims=True)
   best_BW1 = tf.reduce_max(logits_BWV, axis=-1, keepdims=True)
   log_probs_BWV = tf.minimum(logits_BWV - (best_BW1 - tf.math.log(best_prob_BW1)), 0.0)
-  ends = may_end_B, must_end_B
   top_k = lambda values_BWV, k: _top_k(values_BWV, min(k, values_BWV.shape[2]))[1]
-  log_probs_BJ, symbols_BJ, parents_BJ = constraints_lib.continuations(
-    tnp, top_k, constraints, progress, live.log_probs_BW, log_probs_BWV, *ends, specials
+  kept = constraints_lib.continuations(
+    *(tnp, top_k, constraints, progress, live.log_probs_BW, log_probs_BWV, may_end_B, must_end_B, specials)
   )
-  place_J = tf.range(tf.shape(log_probs_BJ)[1], dtype=tf.int32)
-  order_BJ = tf.where(log_probs_BJ > NEG_INF, -tf.cast(place_J, tf.float32), NEG_INF)
-  return _Continuations(log_probs_BJ, symbols_BJ, parents_BJ, order_BJ)
+  return beam.in_order(_TENSORS, *kept)
 
 
 def _top_k(logits_BWV, k, block=32):
@@ -278,38 +241,3 @@ def _top_k(logits_BWV, k, block=32):
   logits_BWJ, index_BWJ = tf.math.top_k(candidates, k)
   block_BWJ = tf.gather(chosen, index_BWJ // block, batch_dims=2)
   return logits_BWJ, block_BWJ * block + index_BWJ % block
-
-
-def _finish(finished, live, best, length, eos_id, penalty):
-  """Adds the continuations that end in eos, `length` symbols long, to the finished hypotheses; keeps the best."""
-  n_best = finished.scores_BW.shape[1]
-  ended_BJ = tf.where(best.symbols_BJ == eos_id, best.log_probs_BJ, NEG_INF)
-  log_probs_BJ = tf.concat([finished.log_probs_BW, ended_BJ], axis=1)
-  scores_BJ = tf.concat([finished.scores_BW, ended_BJ / penalty], axis=1)
-  lengths_BJ = tf.concat([finished.lengths_BW, tf.fill(tf.shape(ended_BJ), length)], axis=1)
-  # Sources of ids: the hypotheses finished before, then the live ones with eos appended.
-  old_BJ = tf.zeros_like(finished.lengths_BW) + tf.range(n_best)
-  source_BJ = tf.concat([old_BJ, n_best + best.parents_BJ], axis=1)
-  ids_BJT = tf.concat([finished.ids_BWT, _with_symbol(live.ids_BWT, length, eos_id)], axis=1)
-
-  scores_BW, chosen_BW = tf.math.top_k(scores_BJ, n_best)
-  take = lambda of_BJ: tf.gather(of_BJ, chosen_BW, batch_dims=1)
-  ids_BWT = tf.gather(ids_BJT, take(source_BJ), batch_dims=1)
-  return _Finished(ids_BWT, take(lengths_BJ), take(log_probs_BJ), scores_BW)
-
-
-def _next_live(live, best, length, eos_id):
-  """Parents and live hypotheses of the next step: the W best continuations without eos, `length` symbols long."""
-  order_BJ = tf.where(best.symbols_BJ == eos_id, NEG_INF, best.order_BJ)
-  log_probs_BW, chosen_BW = tf.math.top_k(order_BJ, live.last_BW.shape[1])
-  if best.order_BJ is not best.log_probs_BJ:
-    log_probs_BW = tf.where(log_probs_BW > NEG_INF, tf.gather(best.log_probs_BJ, chosen_BW, batch_dims=1), NEG_INF)
-  parents_BW = tf.gather(best.parents_BJ, chosen_BW, batch_dims=1)
-  symbols_BW = tf.gather(best.symbols_BJ, chosen_BW, batch_dims=1)
-  ids_BWT = tf.gather(live.ids_BWT, parents_BW, batch_dims=1)
-  return parents_BW, _Live(symbols_BW, _with_symbol(ids_BWT, length, symbols_BW[:, :, tf.newaxis]), log_probs_BW)
-
-
-def _with_symbol(ids_BWT, length, symbol):
-  """Sets the symbol at position length - 1, the last of each hypothesis."""
-  return tf.where(tf.range(tf.shape(ids_BWT)[2]) == length - 1, symbol, ids_BWT)

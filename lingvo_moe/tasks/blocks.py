@@ -2,6 +2,9 @@
 
 A local file is memory mapped. Blocks of a remote one are copied, when they are first used, into a sparse temporary file
 of this machine, which is mapped in its place.
+
+ArrayRecord (array-record 0.8.6, whose wheels cover our platforms) does not do: it opens local files alone, replaces no
+damaged chunk, and reads a file that was cut short as an empty one.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def search(
     if 'keys' in batch:
       key_BW = tf.ensure_shape(batch['keys'], [None, width])
       return sampling.sample(step, cache, sampling.Sampler.of_rows(batch), key_BW=key_BW, **SYMBOLS, **shared)
-    constraints = Constraints(**of_all, terms_BCK=batch['terms_BCK']) if of_all else None
+    constraints = Constraints(**of_all, terms_BYT=batch['terms_BYT']) if of_all else None
     return beam(step, cache, model, config, rows, n_best, min_length=min_length, constraints=constraints, **shared)
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))

@@ -43,33 +43,33 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
 
   def read(states, begin=0):
     """States after the bytes of each symbol, from so many on."""
-    state_SV = np.repeat(np.array(states, np.int32)[:, np.newaxis], len(own), axis=1)
-    barred_SV = np.zeros(state_SV.shape, bool)
+    state_JV = np.repeat(np.array(states, np.int32)[:, np.newaxis], len(own), axis=1)
+    barred_JV = np.zeros(state_JV.shape, bool)
     for j, byte_V in enumerate(bytes_VJ.T):
       read_V = np.flatnonzero((begin <= j) & (j < length_V))
-      after_SV = goto[state_SV[:, read_V], byte_V[read_V]]
-      state_SV[:, read_V] = after_SV
-      barred_SV[:, read_V] |= matched[after_SV]
-    state_SV[barred_SV | ((begin < length_V) & stopped[state_SV])] = BARRED
-    return state_SV
+      after_JV = goto[state_JV[:, read_V], byte_V[read_V]]
+      state_JV[:, read_V] = after_JV
+      barred_JV[:, read_V] |= matched[after_JV]
+    state_JV[barred_JV | ((begin < length_V) & stopped[state_JV])] = BARRED
+    return state_JV
 
   states = len(goto)
-  free_SV = read(range(states))
+  free_JV = read(range(states))
   at = goto[0, ord(' ')]
   if not prefix:
-    return free_SV, int(at)
+    return free_JV, int(at)
   for byte in _folded(prefix):
     at = goto[at, byte]
   written_V = np.array(list(map(len, written)))
-  table_SV = np.concatenate([free_SV, np.full([len(prefix), len(own)], BARRED, np.int32)])
+  table_JV = np.concatenate([free_JV, np.full([len(prefix), len(own)], BARRED, np.int32)])
   for place in range(len(prefix)):  # in state `states + place`, so many bytes of it are written
     rest = prefix[place:]
     inside_V = np.array([b'' != text != rest and rest.startswith(text) for text in written])
     beyond_V = np.array([text.startswith(rest) for text in written])
     after_V = np.where(beyond_V, read([at], len(_folded(rest)))[0], BARRED)
-    table_SV[states + place] = np.where(inside_V, states + place + written_V, after_V)
-    table_SV[states + place, eos] = BARRED
-  return table_SV, states
+    table_JV[states + place] = np.where(inside_V, states + place + written_V, after_V)
+    table_JV[states + place, eos] = BARRED
+  return table_JV, states
 
 
 def occurs(word: str, text: str) -> bool:

@@ -21,22 +21,22 @@ _BANKS = 1 << 14  # more than there are
 class Constraints(NamedTuple):
   """Constraints of the rows of a batch."""
 
-  automaton_SV: Array  # int32: state after each symbol; below 0 where it is barred
+  automaton_JV: Array  # int32: state after each symbol; below 0 where it is barred
   begin: Array  # int32 scalar: the state in which a text begins
-  terms_BCK: Array  # int32: symbols of each term, then pad, which is 0, once at least; a term of pads is none
+  terms_BYT: Array  # int32: symbols of each term, then pad, which is 0, once at least; a term of pads is none
 
 
 class Progress(NamedTuple):
   """How far each hypothesis is."""
 
   state_BW: Array  # of the automaton
-  done_BWC: Array  # symbols of each term that it ends with; all of a term that came
+  done_BWY: Array  # symbols of each term that it ends with; all of a term that came
 
 
 def begin(xp: Any, constraints: Constraints, width: int) -> Progress:
   """Progress before the first symbol."""
-  done_BWC = xp.repeat(constraints.terms_BCK[:, np.newaxis, :, 0], width, axis=1) * 0
-  return Progress(done_BWC[:, :, 0] + constraints.begin, done_BWC)
+  done_BWY = xp.repeat(constraints.terms_BYT[:, np.newaxis, :, 0], width, axis=1) * 0
+  return Progress(done_BWY[:, :, 0] + constraints.begin, done_BWY)
 
 
 def follow(
@@ -45,12 +45,12 @@ def follow(
   """Progress of continuations, which are not barred."""
   state_BJ = xp.take_along_axis(progress.state_BW, parents_BJ, axis=1)
   places_BJ = xp.maximum(state_BJ, 0) * num_symbols + symbols_BJ
-  done_BJC = xp.take_along_axis(progress.done_BWC, parents_BJ[:, :, np.newaxis], axis=1)
-  wanted_BJC, symbols_BJ1 = _wanted(xp, constraints, done_BJC), symbols_BJ[:, :, np.newaxis]
+  done_BJY = xp.take_along_axis(progress.done_BWY, parents_BJ[:, :, np.newaxis], axis=1)
+  wanted_BJY, symbols_BJ1 = _wanted(xp, constraints, done_BJY), symbols_BJ[:, :, np.newaxis]
   # A term that breaks off begins again with its first symbol; that it may with several is not seen.
-  first_BJC = xp.where(symbols_BJ1 == constraints.terms_BCK[:, np.newaxis, :, 0], xp.ones_like(done_BJC), done_BJC * 0)
-  done_BJC = xp.where(wanted_BJC == 0, done_BJC, xp.where(symbols_BJ1 == wanted_BJC, done_BJC + 1, first_BJC))
-  return Progress(xp.take(xp.reshape(constraints.automaton_SV, [-1]), places_BJ), done_BJC)
+  first_BJY = xp.where(symbols_BJ1 == constraints.terms_BYT[:, np.newaxis, :, 0], xp.ones_like(done_BJY), done_BJY * 0)
+  done_BJY = xp.where(wanted_BJY == 0, done_BJY, xp.where(symbols_BJ1 == wanted_BJY, done_BJY + 1, first_BJY))
+  return Progress(xp.take(xp.reshape(constraints.automaton_JV, [-1]), places_BJ), done_BJY)
 
 
 def continuations(
@@ -60,7 +60,7 @@ def continuations(
   progress: Progress,
   live_BW: Array,
   log_probs_BWV: Array,
-  may_end_B: Array,
+  may_end_B: Array | None,
   must_end_B: Array,
   specials: tuple[int, int, int],
 ) -> tuple[Array, Array, Array]:
@@ -72,22 +72,24 @@ def continuations(
     progress: of the live hypotheses.
     live_BW: their log-probabilities; -inf where there is none.
     log_probs_BWV: of the next symbols.
-    may_end_B, must_end_B: whether eos may come, and whether no other symbol may.
+    may_end_B, must_end_B: whether eos may come (None: always), and whether no other symbol may.
     specials: pad and bos, which are barred, and eos, which is until all terms came.
   """
   width, num_symbols = log_probs_BWV.shape[1:]
   pad, bos, eos = specials
   symbol_V = np.arange(num_symbols)
-  wanted_BWC = _wanted(xp, constraints, progress.done_BWC)
-  ends_BW1 = (xp.all(wanted_BWC == 0, axis=2) & may_end_B[:, np.newaxis])[:, :, np.newaxis]
-  allowed_BWV = xp.take(constraints.automaton_SV, xp.maximum(progress.state_BW, 0), axis=0) >= 0
+  wanted_BWY = _wanted(xp, constraints, progress.done_BWY)
+  ends_BW1 = xp.all(wanted_BWY == 0, axis=2, keepdims=True)
+  if may_end_B is not None:
+    ends_BW1 = ends_BW1 & may_end_B[:, np.newaxis, np.newaxis]
+  allowed_BWV = xp.take(constraints.automaton_JV, xp.maximum(progress.state_BW, 0), axis=0) >= 0
   allowed_BWV = allowed_BWV & (symbol_V != pad) & (symbol_V != bos)
   allowed_BWV = allowed_BWV & xp.where(symbol_V == eos, ends_BW1, ~must_end_B[:, np.newaxis, np.newaxis])
   log_probs_BWV = xp.where(allowed_BWV, log_probs_BWV, NEG_INF)
 
   # Of each hypothesis eos, the symbols that terms want, and the 2 W best; none twice.
-  eos_BW1 = wanted_BWC[:, :, :1] * 0 + eos
-  symbols_BWJ = xp.concatenate([eos_BW1, wanted_BWC, top_k(log_probs_BWV, 2 * width)], axis=2)
+  eos_BW1 = wanted_BWY[:, :, :1] * 0 + eos
+  symbols_BWJ = xp.concatenate([eos_BW1, wanted_BWY, top_k(log_probs_BWV, 2 * width)], axis=2)
   is_equal_BWJJ = symbols_BWJ[..., np.newaxis] == symbols_BWJ[:, :, np.newaxis]
   twice_BWJ = xp.any(is_equal_BWJJ & _earlier(xp, symbols_BWJ[:1, 0]), axis=3)
   log_probs_BWJ = live_BW[:, :, np.newaxis] + xp.take_along_axis(log_probs_BWV, symbols_BWJ, axis=2)
@@ -101,18 +103,18 @@ def continuations(
   return tuple(xp.take_along_axis(x_BJ, order_BJ, axis=1) for x_BJ in (log_probs_BJ, symbols_BJ, parents_BJ))
 
 
-def _wanted(xp, constraints, done_BJC):
+def _wanted(xp, constraints, done_BJY):
   """The next symbol of each term; pad where it came."""
-  done_BCJ = xp.swapaxes(done_BJC, 1, 2)
-  return xp.swapaxes(xp.take_along_axis(constraints.terms_BCK, done_BCJ, axis=2), 1, 2)
+  done_BYJ = xp.swapaxes(done_BJY, 1, 2)
+  return xp.swapaxes(xp.take_along_axis(constraints.terms_BYT, done_BYJ, axis=2), 1, 2)
 
 
 def _bank(xp, constraints, progress):
   """Symbols of terms that came, and of that which is furthest among the others."""
-  done_BJC, none_BJC = progress.done_BWC, progress.done_BWC * 0
-  came_BJC = _wanted(xp, constraints, done_BJC) == 0
-  of_came_BJ = xp.sum(xp.where(came_BJC, done_BJC, none_BJC), axis=2, dtype=np.int32)
-  return of_came_BJ + xp.max(xp.where(came_BJC, none_BJC, done_BJC), axis=2)
+  done_BJY, none_BJY = progress.done_BWY, progress.done_BWY * 0
+  came_BJY = _wanted(xp, constraints, done_BJY) == 0
+  of_came_BJ = xp.sum(xp.where(came_BJY, done_BJY, none_BJY), axis=2, dtype=np.int32)
+  return of_came_BJ + xp.max(xp.where(came_BJY, none_BJY, done_BJY), axis=2)
 
 
 def _order(xp, log_probs_BJ, bank_BJ):

@@ -27,28 +27,28 @@ class TextConstraints:
     prefix = self._ids(request.prefix) if request.prefix else []
     written = [*vocab.writes, *[b''] * (num_symbols - len(vocab.writes))]
     text = b''.join(written[i] for i in prefix) + b' ' * request.prefix[-1:].isspace()
-    self._automaton_SV, self._begin = automaton.make(text, request.ban, written, EOS)
+    self._automaton_JV, self._begin = automaton.make(text, request.ban, written, EOS)
     if given:  # it leads from a state before to the first
       before_1V = np.full([1, num_symbols], self._begin, np.int32)
-      self._begin, self._automaton_SV = len(self._automaton_SV), np.concatenate([self._automaton_SV, before_1V])
+      self._begin, self._automaton_JV = len(self._automaton_JV), np.concatenate([self._automaton_JV, before_1V])
     self._prefix, self._terms = len(prefix) + given, [(source, self._ids(target)) for source, target in request.terms]
 
   def of(self, sources: Sequence[str], rows: int) -> tuple[Constraints, np.ndarray]:
     """Constraints of translations of sentences in the first of so many rows, and the room they need: int32 [B]."""
     terms = [[ids for term, ids in self._terms if automaton.occurs(term, source)] for source in sources]
     longest = max((len(ids) for own in terms for ids in own), default=0)
-    terms_BCK = np.full([rows, max(1, *map(len, terms)), longest + 1], PAD, np.int32)
+    terms_BYT = np.full([rows, max(1, *map(len, terms)), longest + 1], PAD, np.int32)
     for row, own in enumerate(terms):
       for c, ids in enumerate(own):
-        terms_BCK[row, c, : len(ids)] = ids
-    room_B = np.count_nonzero(terms_BCK, axis=(1, 2)).astype(np.int32) + self._prefix
+        terms_BYT[row, c, : len(ids)] = ids
+    room_B = np.count_nonzero(terms_BYT, axis=(1, 2)).astype(np.int32) + self._prefix
     for row, source in enumerate(sources):
       if room_B[row] >= self._most - 1:
         raise UserError(
           f'prefix and terms must leave room in a translation of {self._most} symbols; saw up to {room_B[row]} for '
           f'{source!r:.60}: ask for less'
         )
-    return Constraints(self._automaton_SV, np.int32(self._begin), terms_BCK), room_B
+    return Constraints(self._automaton_JV, np.int32(self._begin), terms_BYT), room_B
 
   def _ids(self, text: str) -> list[int]:
     [ids] = self._vocab.encode([text])

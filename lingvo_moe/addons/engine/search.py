@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.addons.engine.beam import Beam, Found, NextSymbols
 from lingvo_moe.addons.engine.flat_cache import FlatCache, Prompt
+from lingvo_moe.addons.engine.numpy_beam import Beam, NextSymbols
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.core.length_norm import LengthNorm
+from lingvo_moe.text.beam import Finished
 from lingvo_moe.text.constraints import Constraints
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
@@ -16,9 +17,9 @@ _TOKENS = 256
 
 
 def encode(encoder: StagedGraph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-  """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S]."""
-  ids_BS = padded(sources)
-  return {**run_on_ids(encoder, ids_BS), 'segments': (ids_BS != PAD).astype(np.int32)}
+  """What the decoder reads of sources: keys and values by name, [B, N, U, K], and `segments` [B, U]."""
+  ids_BT = padded(sources)
+  return {**run_on_ids(encoder, ids_BT), 'segments': (ids_BT != PAD).astype(np.int32)}
 
 
 def run_on_ids(graph: StagedGraph, ids_BT: np.ndarray) -> dict[str, np.ndarray]:
@@ -49,7 +50,7 @@ def search(
   begin: int = BOS,
   given: Sequence[int] = (),
   constraints: Constraints | None = None,
-) -> Found:
+) -> Finished:
   """Beam search for the n_best translations of each row.
 
   Args:
@@ -64,9 +65,9 @@ def search(
     constraints: what translations must and must not have; None: nothing.
   """
   beam = Beam.begin(max_lengths_B, width, n_best, constraints)
-  beam.last_BW[:] = begin
+  beam.live.last_BW[:] = begin
   if prompt:
-    memory, beam.last_BW = {'lengths': prompt.lengths_B}, np.repeat(prompt.last_B[:, np.newaxis], width, axis=1)
+    memory, beam.live.last_BW[:] = {'lengths': prompt.lengths_B}, prompt.last_B[:, np.newaxis]
   found, numbers, time = Beam.begin(max_lengths_B, width, n_best).found, np.arange(len(max_lengths_B)), 0
   cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()), prompt)
 
@@ -80,7 +81,7 @@ def search(
       rows = np.flatnonzero(beam.live_BW.any(axis=1))
       cache.keep(rows, beam.live_BW)
       beam, numbers = beam.take(rows), numbers[rows]
-    cache.run(beam.last_BW, time, beam.live_BW)
+    cache.run(beam.live.last_BW, time, beam.live_BW)
     cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, norm))
     time += 1
   note_results()

@@ -57,9 +57,9 @@ def random_mask(length: int, noise: Counts, keys_B: np.ndarray) -> np.ndarray:
     noise: tokens that are noise, and spans.
     keys_B: random key (uint64) of each row.
   """
-  kept_BS = _segments(length - noise.tokens, noise.spans, fold(keys_B, 'kept'))
-  noise_BS = _segments(noise.tokens, noise.spans, fold(keys_B, 'noise'))
-  runs = np.stack([kept_BS, noise_BS], axis=-1)
+  kept_lengths = _segments(length - noise.tokens, noise.spans, fold(keys_B, 'kept'))
+  noise_lengths = _segments(noise.tokens, noise.spans, fold(keys_B, 'noise'))
+  runs = np.stack([kept_lengths, noise_lengths], axis=-1)
   is_noise = np.broadcast_to([False, True], runs.shape)
   return np.repeat(is_noise.ravel(), runs.ravel()).reshape(len(keys_B), length)
 

@@ -1,0 +1,133 @@
+"""Beam of the engine: the hypotheses of some rows in NumPy arrays, and a step of beam search on what a decoder gives.
+
+The steps are those of text/beam.py. Unlike search/beam_search.py, rows that have stopped leave the batch, and there is
+no least length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.length_norm import LengthNorm
+from lingvo_moe.text import beam
+from lingvo_moe.text import constraints as constraints_lib
+from lingvo_moe.text.beam import NEG_INF, Finished, Library, Live, Specials
+from lingvo_moe.text.constraints import Constraints, Progress
+from lingvo_moe.text.vocab import BOS, EOS, PAD
+
+_SPECIALS = Specials(PAD, BOS, EOS)
+
+
+class NextSymbols(NamedTuple):
+  """Scores of the next symbol of each hypothesis, as the decoder gives them."""
+
+  best_BWJ: np.ndarray  # the largest logits: 2 W or more besides pad, bos and eos
+  symbols_BWJ: np.ndarray  # their symbols
+  eos_BW: np.ndarray  # logit of eos
+  log_z_BW: np.ndarray  # logarithm of the sum of exp of all logits
+  logits_BWV: np.ndarray  # all logits
+
+  def forced(self, symbol: int) -> NextSymbols:
+    """The symbol alone, of probability 1."""
+    best_BWJ = np.full_like(self.best_BWJ, NEG_INF)
+    best_BWJ[..., 0] = 0
+    eos_BW = np.full_like(self.eos_BW, NEG_INF)
+    logits_BWV = np.where(np.arange(self.logits_BWV.shape[2]) == symbol, self.log_z_BW[..., np.newaxis] * 0, NEG_INF)
+    symbols_BWJ = np.full_like(self.symbols_BWJ, symbol)
+    return NextSymbols(best_BWJ, symbols_BWJ, eos_BW, np.zeros_like(self.log_z_BW), logits_BWV)
+
+
+@dataclasses.dataclass
+class Beam:
+  """Live and finished hypotheses of some rows."""
+
+  max_lengths_B: np.ndarray  # the largest |Y| of each row, counting eos; 0 in a row without a source
+  live: Live
+  found: Finished
+  constraints: Constraints | None = None  # what hypotheses must and must not have; None: nothing
+  progress: Progress | None = None  # how far the live ones are
+
+  @classmethod
+  def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int, constraints: Constraints | None = None) -> Beam:
+    """One live hypothesis, bos alone, in each row whose max_length is not 0."""
+    rows, most = len(max_lengths_B), int(max_lengths_B.max(initial=0))
+    padding = lambda width: np.full([rows, width, most], PAD, np.int32)
+    log_probs_BW = np.full([rows, width], NEG_INF)
+    log_probs_BW[max_lengths_B > 0, 0] = 0
+    return cls(
+      max_lengths_B=max_lengths_B,
+      live=Live(np.full([rows, width], BOS, np.int32), padding(width), log_probs_BW),
+      found=Finished(padding(n_best), np.zeros([rows, n_best], np.int32), *np.full([2, rows, n_best], NEG_INF)),
+      constraints=constraints,
+      progress=constraints and constraints_lib.begin(np, constraints, width),
+    )
+
+  @property
+  def live_BW(self) -> np.ndarray:
+    """Whether there is a live hypothesis."""
+    return self.live.log_probs_BW > NEG_INF
+
+  def take(self, rows: np.ndarray) -> Beam:
+    of_rows = lambda values: values[rows]
+    return Beam(
+      self.max_lengths_B[rows],
+      Live(*map(of_rows, self.live)),
+      Finished(*map(of_rows, self.found)),
+      self.constraints and self.constraints._replace(terms_BYT=self.constraints.terms_BYT[rows]),
+      self.progress and Progress(*map(of_rows, self.progress)),
+    )
+
+  def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm) -> np.ndarray:
+    """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
+    length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
+    best = self._continuations(next_symbols, length)
+    if (beam.ended(_ARRAYS, best, EOS) > NEG_INF).any():
+      penalty = norm.penalty(np.float32(length))
+      self.found = beam.finish(_ARRAYS, self.found, self.live, best, places_T, length, penalty, EOS)
+    parents_BW, self.live = beam.next_live(_ARRAYS, self.live, best, places_T, length, EOS)
+    if self.constraints is not None:
+      size = self.constraints.automaton_JV.shape[1]
+      self.progress = constraints_lib.follow(np, self.constraints, self.progress, parents_BW, self.live.last_BW, size)
+    max_penalty_B1 = norm.penalty(self.max_lengths_B.astype(np.float32))[:, np.newaxis]
+    self.live = beam.stop(_ARRAYS, self.live, self.found, max_penalty_B1)
+    return parents_BW
+
+  def _continuations(self, next_symbols, length):
+    """The 2 W continuations of each row."""
+    best_BWJ, symbols_BWJ, eos_BW, log_z_BW, logits_BWV = next_symbols
+    log_z_BW1 = log_z_BW[:, :, np.newaxis]
+    must_end_B = length >= self.max_lengths_B
+    if self.constraints is None:
+      return beam.continuations(
+        *(_ARRAYS, self.live, best_BWJ, symbols_BWJ, eos_BW[:, :, np.newaxis], log_z_BW1, None, must_end_B, _SPECIALS)
+      )
+    logits_BWV = logits_BWV[:, :, : self.constraints.automaton_JV.shape[1]]  # others are no text
+    log_probs_BWV = np.minimum(logits_BWV - log_z_BW1, 0)
+    kept = constraints_lib.continuations(
+      *(np, _top_k, self.constraints, self.progress, self.live.log_probs_BW, log_probs_BWV, None, must_end_B, _SPECIALS)
+    )
+    return beam.in_order(_ARRAYS, *kept)
+
+
+def _best(values_BJ: np.ndarray, count: int) -> np.ndarray:
+  """Indices of the largest values of each row, largest first; of equal ones the first."""
+  return np.argsort(-values_BJ, axis=1, kind='stable')[:, :count]
+
+
+def _top_k(values_BWV: np.ndarray, count: int) -> np.ndarray:
+  """Symbols of the largest values, largest first; of equal ones the first."""
+  count = min(count, values_BWV.shape[2])
+  symbols_BWJ = np.sort(np.argpartition(-values_BWV, count - 1, axis=2)[..., :count], axis=2).astype(np.int32)
+  order_BWJ = np.argsort(-np.take_along_axis(values_BWV, symbols_BWJ, axis=2), axis=2, kind='stable')
+  return np.take_along_axis(symbols_BWJ, order_BWJ, axis=2)
+
+
+def _at(values_BJ: np.ndarray, index_BW: np.ndarray) -> np.ndarray:
+  """Values at these indices of axis 1; np.take_along_axis takes four times as long."""
+  return values_BJ[np.arange(len(values_BJ))[:, np.newaxis], index_BW]
+
+
+_ARRAYS = Library(np, _best, _at)
