@@ -21,14 +21,14 @@ def find_files(data_dir: str, split: str) -> list[str]:
   """Paths of a split's files; UserError if there are none."""
   data_dir = text_lib.corpus_folder(data_dir)
   folder, prefix = os.path.split(os.path.join(data_dir, split))
-  found = packed.named(folder) if files.isdir(folder) else []
-  own = [path for stem, ending, path in found if ending == 'txt' and stem.startswith(prefix)]
-  if not own:
+  packed_files = packed.named(folder) if files.isdir(folder) else []
+  text_files = [path for stem, ending, path in packed_files if ending == 'txt' and stem.startswith(prefix)]
+  if not text_files:
     others = ', '.join(sorted(files.listdir(data_dir))[:5]) or 'nothing'
     raise UserError(
       f'no file {split}*.txt[.gz] in {data_dir}, which has {others}: put one there, or choose another split'
     )
-  return own
+  return text_files
 
 
 def no_text(path: str) -> UserError:

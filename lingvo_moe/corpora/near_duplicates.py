@@ -20,7 +20,7 @@ def keys(texts: Sequence[str], similarity: float) -> np.ndarray:
   """
   rows = max(1, round(math.log(1 - (1 - _FOUND) ** (1 / BANDS)) / math.log(similarity)))
   codes = [np.frombuffer((text + ' ' * _N).encode('utf-32-le'), np.uint32).astype(np.uint64) for text in texts]
-  grams = [np.convolve(own, _POWERS, 'valid') for own in codes]
+  grams = [np.convolve(text_codes, _POWERS, 'valid') for text_codes in codes]
   starts = np.cumsum([0, *map(len, grams)])
   grams = temperature_sampling.mix(np.concatenate(grams))
   factors = temperature_sampling.fold('MinHash', np.arange(BANDS * rows)) | np.uint64(1)

@@ -144,15 +144,15 @@ class Texts:
           else:
             alike += [separator] * (max(counts, default=1) > 1)
         splitting += [separator] * (max(counts, default=1) > 1)
-    found = alike if len(alike) == 1 else splitting
-    if len(found) > 1:
-      names = ', '.join(name for name, separator in SEPARATORS.items() if separator in found)
+    separators = alike if len(alike) == 1 else splitting
+    if len(separators) > 1:
+      names = ', '.join(name for name, separator in SEPARATORS.items() if separator in separators)
       raise UserError(
         f'one separator must give all rows of CSV as many cells; saw {names}, '
         f'{"each of which does" if alike else "none of which does"}, in {self.paths[0]}: name it by --separator, or '
         'write the file as TSV'
       )
-    return found[0] if found else ','
+    return separators[0] if separators else ','
 
   def where(self, side: int) -> str:
     """Name of the file of the source (0) or the target (1), for a message."""

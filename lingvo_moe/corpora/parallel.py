@@ -74,12 +74,12 @@ def find_pairs(
   patterns = [p.strip() for p in pairs.split(',') if p.strip()]
   folders = _pair_folders(data_dir)
   folders |= _reversed(folders, patterns) if folders else _plain_directions(data_dir, patterns, split, prefixes)
-  found = {name: _pair(name, *folders[name], split, prefix) for name in _choose(folders, patterns, data_dir)}
-  missing = [name for name, pair in found.items() if pair is None]
+  pairs_by_name = {name: _pair(name, *folders[name], split, prefix) for name in _choose(folders, patterns, data_dir)}
+  missing = [name for name, pair in pairs_by_name.items() if pair is None]
   named = [name for name in missing if name in patterns and split == 'train']
-  if named or len(missing) == len(found):
+  if named or len(missing) == len(pairs_by_name):
     raise _no_such_file(*folders[(named or missing)[0]], split, prefixes)
-  return [pair for pair in found.values() if pair is not None]
+  return [pair for pair in pairs_by_name.values() if pair is not None]
 
 
 def pair_folders(data_dir: str) -> list[tuple[str, str]]:

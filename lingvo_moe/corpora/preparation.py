@@ -189,9 +189,11 @@ def _read(
 
 def _held_out_hashes(folders: Sequence[str], language: str) -> np.ndarray:
   """Hashes of the sentences of dev and test in folders."""
-  found = [file for folder in folders if os.path.isdir(folder) for file in packed.named(folder)]
+  packed_files = [file for folder in folders if os.path.isdir(folder) for file in packed.named(folder)]
   paths = [
-    path for stem, ending, path in found if parallel.prefixes([stem])[0] in ('dev', 'test') and ending == language
+    path
+    for stem, ending, path in packed_files
+    if parallel.prefixes([stem])[0] in ('dev', 'test') and ending == language
   ]
   hashes = [_measure(batch, 1)[0] for path in paths for batch in text.line_batches(path)]
   return np.concatenate([np.zeros(0, np.uint64), *hashes])
@@ -371,8 +373,8 @@ def check_folder(out: str, texts: Texts, overwrite: bool, rules: Rules = Rules()
   if present and not overwrite:
     raise UserError(f'{folder} is there already ({", ".join(present[:3])}): name another --out, or say --overwrite')
   foreign = sorted(set(present) - own_names)
-  own = os.path.realpath(folder)
-  if foreign or any(os.path.dirname(os.path.realpath(path)) == own for path in texts.paths):
+  real_folder = os.path.realpath(folder)
+  if foreign or any(os.path.dirname(os.path.realpath(path)) == real_folder for path in texts.paths):
     raise UserError(
       f'{folder} is to be replaced, but holds {", ".join(foreign[:3]) or "the text to prepare"}: move that away, or '
       'name another --out'

@@ -62,8 +62,8 @@ class Part(NamedTuple):
     done = 0
     for batch in line_batches(self.path, progress=progress, begin=self.begin, end=self.end):
       last = len(batch) if self.last is None else max(self.last - done, 0)
-      if own := batch[max(self.first - done, 0) : last]:
-        yield own
+      if part_batch := batch[max(self.first - done, 0) : last]:
+        yield part_batch
       done += len(batch)
       if last < len(batch):
         return

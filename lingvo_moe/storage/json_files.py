@@ -99,8 +99,8 @@ def parse(text: str | bytes, *, long_integers: bool = False, **kinds: Kind) -> d
     raise ValueError(f'brackets more than {_DEEPEST} deep in each other')
   if not isinstance(value, dict):
     raise ValueError(f'no JSON object, but {shown(value, 60)}')
-  if _CHECKSUM in value and (stated := value.pop(_CHECKSUM)) != (own := _checksum(value)):
-    raise ValueError(f'it was changed since it was written: its {_CHECKSUM} is {own}, not {shown(stated, 60)}')
+  if _CHECKSUM in value and (stated := value.pop(_CHECKSUM)) != (computed := _checksum(value)):
+    raise ValueError(f'it was changed since it was written: its {_CHECKSUM} is {computed}, not {shown(stated, 60)}')
   check(value, **kinds)
   return value
 

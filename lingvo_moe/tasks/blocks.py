@@ -117,8 +117,8 @@ class BlockArray:
     return self._values[number * self._items : (number + 1) * self._items]
 
   def _fetch(self, number: int) -> None:
-    own = self._block(number).view(np.uint8)
-    own[:] = np.frombuffer(files.read(self._path, own.nbytes, number * _BYTES), np.uint8)
+    block_bytes = self._block(number).view(np.uint8)
+    block_bytes[:] = np.frombuffer(files.read(self._path, block_bytes.nbytes, number * _BYTES), np.uint8)
 
   def _mend(self, number: int) -> None:
     """Makes a damaged block again, also in the file if it is local."""

@@ -318,12 +318,12 @@ class ModelConfig(BatchConfig):
   def __init_subclass__(cls, **more):
     """Takes `task()`, the name of `model()` until 0.1, of a params class of a user; it goes with the next release."""
     super().__init_subclass__(**more)
-    own = vars(cls)
-    if 'task' in own and 'model' not in own:
+    class_values = vars(cls)
+    if 'task' in class_values and 'model' not in class_values:
       warnings.warn(f'{cls.__name__}.task() is now called model(): rename it', FutureWarning, stacklevel=2)
-      cls.model = own['task']
-    if 'model' in own:
-      cls.task = own['model']
+      cls.model = class_values['task']
+    if 'model' in class_values:
+      cls.task = class_values['model']
 
   def for_inference(self, groups: int = 1, row_tokens: int = 0, batch_tokens: int = 0) -> Self:
     """Configuration for decoding and evaluation, whose results do not depend on the number of groups.

@@ -169,7 +169,7 @@ def check_size(vocab: Any, field: str, size: int, path: str) -> None:
     )
 
 
-def own_copy(path: str, own: str, resumed: bool, read: Callable[[str], Any], field: str) -> str:
+def own_copy(path: str, run_path: str, resumed: bool, read: Callable[[str], Any], field: str) -> str:
   """Copies the vocabulary at `path` to `own`, the run's copy, and returns its path.
 
   Args:
@@ -179,18 +179,18 @@ def own_copy(path: str, own: str, resumed: bool, read: Callable[[str], Any], fie
     read: reads a vocabulary from a path; raises UserError for other files.
     field: field of the configuration that names the vocabulary.
   """
-  if os.path.abspath(path) == os.path.abspath(own):
-    return own
+  if os.path.abspath(path) == os.path.abspath(run_path):
+    return run_path
   vocab = read(path)
-  if resumed and not os.path.exists(own):
+  if resumed and not os.path.exists(run_path):
     raise UserError(
-      f"{own}, the run's copy of {field}, is gone: restore it (cp {path} {own}, if that is the same file)"
+      f"{run_path}, the run's copy of {field}, is gone: restore it (cp {path} {run_path}, if that is the same file)"
     )
-  if resumed and vocab.fingerprint != read(own).fingerprint:
+  if resumed and vocab.fingerprint != read(run_path).fingerprint:
     raise UserError(
-      f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(own))} began with '
-      f'({own}): leave it out, or choose another --logdir'
+      f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(run_path))} began with '
+      f'({run_path}): leave it out, or choose another --logdir'
     )
-  os.makedirs(os.path.dirname(own), exist_ok=True)
-  files.write(own, files.read(path))
-  return own
+  os.makedirs(os.path.dirname(run_path), exist_ok=True)
+  files.write(run_path, files.read(path))
+  return run_path

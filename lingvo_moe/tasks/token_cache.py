@@ -339,15 +339,15 @@ def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
 
 def _plan(folder: str, entry: Entry) -> list[_Shard]:
   files_lib.makedirs(folder)
-  own = [part for path in entry.files for part in (parts(path, _SHARD_BYTES) if entry.by_line else [Part(path)])]
-  return [_Shard(_shard_path(folder, number), part, entry) for number, part in enumerate(own)]
+  file_parts = [part for path in entry.files for part in (parts(path, _SHARD_BYTES) if entry.by_line else [Part(path)])]
+  return [_Shard(_shard_path(folder, number), part, entry) for number, part in enumerate(file_parts)]
 
 
 def _make_free(
   shards: Sequence[_Shard], tokenise: Tokenise, claims: Claims, progress: Callable[[int], None]
 ) -> Iterator[_Shard]:
   """Makes those shards that nobody has claimed, and yields each when it is made."""
-  own: list[_Shard] = []
+  claimed_shards: list[_Shard] = []
 
   def claimed() -> Iterator[Part]:
     for shard in shards:
@@ -356,21 +356,21 @@ def _make_free(
       if shard.is_made():  # by another since
         claims.release(shard.claim)
         continue
-      own.append(shard)
+      claimed_shards.append(shard)
       yield shard.part
 
   stream = tokenise(claimed(), progress)
   for number in itertools.count():
     if (first := next(stream, None)) is None:
       return
-    own[number].write(itertools.chain([first], stream))
-    claims.release(own[number].claim)
-    yield own[number]
+    claimed_shards[number].write(itertools.chain([first], stream))
+    claims.release(claimed_shards[number].claim)
+    yield claimed_shards[number]
 
 
-def _list_shards(folder: str, entry: Entry, own: Sequence[_Shard]) -> None:
+def _list_shards(folder: str, entry: Entry, made_shards: Sequence[_Shard]) -> None:
   """Writes the list of an entry's shards, all of which are made."""
-  shards = [[entry.files.index(s.part.path), s.part.begin, s.part.end or 0, s.lines, s.total] for s in own]
+  shards = [[entry.files.index(s.part.path), s.part.begin, s.part.end or 0, s.lines, s.total] for s in made_shards]
   meta = {'shards': shards, 'files': list(entry.files), 'vocab': entry.vocab.fingerprint}
   with files_lib.replacing(os.path.join(folder, 'meta.json')) as f:
     f.write(json_files.dump(meta))

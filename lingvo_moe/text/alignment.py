@@ -31,9 +31,9 @@ class Alignment(NamedTuple):
   def joined(cls, parts: Iterable[tuple[Self, int, int]]) -> Self:
     """Alignment of a text, given those of its parts and the places where the sides of each begin in it."""
     source, target, points = [], [], []
-    for own, *begins in parts:
-      points += [(i + len(source), j + len(target)) for i, j in own.points]
-      for side, tokens, by in zip((source, target), own, begins):
+    for part_alignment, *begins in parts:
+      points += [(i + len(source), j + len(target)) for i, j in part_alignment.points]
+      for side, tokens, by in zip((source, target), part_alignment, begins):
         side += [Token(piece, begin + by, end + by) for piece, begin, end in tokens]
     return cls(source, target, points)
 

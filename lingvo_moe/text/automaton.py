@@ -35,15 +35,15 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
       f'prefix and banned words have at most {most} bytes in all for this vocabulary; saw {size}: ban fewer'
     )
   goto, matched, stopped = _trie([_bounded(word) for word in banned])
-  own = [b' ' if symbol == eos else _folded(text) for symbol, text in enumerate(written)]
-  bytes_VJ = np.zeros([len(own), max(map(len, own))], np.uint8)
-  length_V = np.array(list(map(len, own)))
-  for symbol, text in enumerate(own):
+  symbol_bytes = [b' ' if symbol == eos else _folded(text) for symbol, text in enumerate(written)]
+  bytes_VJ = np.zeros([len(symbol_bytes), max(map(len, symbol_bytes))], np.uint8)
+  length_V = np.array(list(map(len, symbol_bytes)))
+  for symbol, text in enumerate(symbol_bytes):
     bytes_VJ[symbol, : len(text)] = np.frombuffer(text, np.uint8)
 
   def read(states, begin=0):
     """States after the bytes of each symbol, from so many on."""
-    state_JV = np.repeat(np.array(states, np.int32)[:, np.newaxis], len(own), axis=1)
+    state_JV = np.repeat(np.array(states, np.int32)[:, np.newaxis], len(symbol_bytes), axis=1)
     barred_JV = np.zeros(state_JV.shape, bool)
     for j, byte_V in enumerate(bytes_VJ.T):
       read_V = np.flatnonzero((begin <= j) & (j < length_V))
@@ -61,7 +61,7 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
   for byte in _folded(prefix):
     at = goto[at, byte]
   written_V = np.array(list(map(len, written)))
-  table_JV = np.concatenate([free_JV, np.full([len(prefix), len(own)], BARRED, np.int32)])
+  table_JV = np.concatenate([free_JV, np.full([len(prefix), len(symbol_bytes)], BARRED, np.int32)])
   for place in range(len(prefix)):  # in state `states + place`, so many bytes of it are written
     rest = prefix[place:]
     inside_V = np.array([b'' != text != rest and rest.startswith(text) for text in written])
@@ -105,13 +105,13 @@ def _trie(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         children[path[-1]][byte] = len(children)
         children.append({})
       path.append(children[path[-1]][byte])
-    for own, length in zip(ends, (len(word), len(word.rstrip(b' ')))):
-      own.add(path[length])
+    for word_ends, length in zip(ends, (len(word), len(word.rstrip(b' ')))):
+      word_ends.add(path[length])
   goto, fail = np.zeros([len(children), 256], np.int32), np.zeros(len(children), np.int32)
   ended, queue = np.zeros([2, len(children)], bool), collections.deque([0])
   while queue:
     state = queue.popleft()
-    ended[:, state] = [state in own for own in ends]
+    ended[:, state] = [state in word_ends for word_ends in ends]
     if state:
       ended[:, state] |= ended[:, fail[state]]
     goto[state] = goto[fail[state]]

@@ -120,8 +120,8 @@ def _bank(xp, constraints, progress):
 def _order(xp, log_probs_BJ, bank_BJ):
   """Numbers in the order of the beam: the best of each bank, high banks first, then the second of each, and so on."""
   pairs = lambda x_BJ: (x_BJ[:, np.newaxis], x_BJ[:, :, np.newaxis])  # each with that of another before it
-  (other, own), (other_bank, own_bank) = pairs(log_probs_BJ), pairs(bank_BJ)
-  is_better_BJJ = (other > own) | ((other == own) & _earlier(xp, bank_BJ[:1]))
+  (other, this), (other_bank, own_bank) = pairs(log_probs_BJ), pairs(bank_BJ)
+  is_better_BJJ = (other > this) | ((other == this) & _earlier(xp, bank_BJ[:1]))
   is_before_BJJ = is_better_BJJ & (other_bank == own_bank)
   rank_BJ = xp.sum(is_before_BJJ, axis=2, dtype=np.int32)
   return xp.where(log_probs_BJ > NEG_INF, rank_BJ * _BANKS - bank_BJ, rank_BJ * 0 + _LAST)

@@ -27,10 +27,10 @@ def chrf(texts: Sequence[str]) -> np.ndarray:
   precision_JJ, recall_JJ = np.zeros([2, len(texts), len(texts)])
   for order in range(1, _ORDER + 1):
     grams = [[text[i : i + order] for i in range(len(text) - order + 1)] for text in texts]
-    number = {gram: i for i, gram in enumerate(dict.fromkeys(gram for own in grams for gram in own))}
+    number = {gram: i for i, gram in enumerate(dict.fromkeys(gram for text_grams in grams for gram in text_grams))}
     counts_JK = np.zeros([len(texts), len(number)], np.int16)
-    for own_K, own in zip(counts_JK, grams):
-      np.add.at(own_K, [number[gram] for gram in own], 1)
+    for own_K, text_grams in zip(counts_JK, grams):
+      np.add.at(own_K, [number[gram] for gram in text_grams], 1)
     totals_J = counts_JK.sum(axis=1)
     common_JJ = np.array([np.minimum(own_K, counts_JK).sum(axis=1) for own_K in counts_JK])
     precision_JJ += common_JJ / np.maximum(totals_J[:, np.newaxis], 1)

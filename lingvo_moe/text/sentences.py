@@ -61,9 +61,9 @@ def sentences(line: str, language: str) -> list[str]:
 
   code = re.split('[-_]', language)[0].lower()
   plain = _WIDE_SPACE.sub(' ', line)  # it panics at 'C.' with a space of several bytes within
-  found = [s.strip() for s in sentencex.segment(_ISO_639_1.get(code, code) or 'en', plain) if not is_empty(s)]
+  sentence_texts = [s.strip() for s in sentencex.segment(_ISO_639_1.get(code, code) or 'en', plain) if not is_empty(s)]
   starts, end = [], 0
-  for sentence in found:
+  for sentence in sentence_texts:
     starts.append(plain.index(sentence, end))
     end = starts[-1] + len(sentence)
   return [line[a:b] for a, b in zip([0, *starts[1:]], [*starts[1:], len(line)], strict=True)]
@@ -122,32 +122,36 @@ class _Arranged(NamedTuple):
     # A combination is (score, (combination of the parts before, hypothesis of the last)): no text is copied before its
     # combination is among the last.
     most = max(map(len, hypotheses))
-    found = [(h.score, (None, h)) for h in hypotheses[0]]
+    combinations = [(h.score, (None, h)) for h in hypotheses[0]]
     for of_part in hypotheses[1:]:
       if are_samples:
-        found = [(score + b.score, (a, b)) for (score, a), b in zip(found, of_part)]
+        combinations = [(score + b.score, (a, b)) for (score, a), b in zip(combinations, of_part)]
       else:
-        longer = [(score + b.score, (a, b)) for score, a in found for b in of_part]
-        found = sorted(longer, key=lambda combination: -combination[0])[:most]
-    return [self._hypothesis(score, combination) for score, combination in found]
+        longer = [(score + b.score, (a, b)) for score, a in combinations for b in of_part]
+        combinations = sorted(longer, key=lambda combination: -combination[0])[:most]
+    return [self._hypothesis(score, combination) for score, combination in combinations]
 
   def _hypothesis(self, score: float, combination: tuple) -> Any:
     """Hypothesis of the text, given the combination of those of its parts."""
     parts = []
     while combination:
-      combination, own = combination
-      parts.append(own)
+      combination, part_hypothesis = combination
+      parts.append(part_hypothesis)
     parts.reverse()
     texts, last, begin, length, log_prob, alignments = [], '', 0, 0, 0.0, []
-    for own, part, space in zip(parts, self.parts, self.spaces):
+    for part_hypothesis, part, space in zip(parts, self.parts, self.spaces):
       begin += len(space)
-      between = _between(last, space, own.text)
+      between = _between(last, space, part_hypothesis.text)
       length += len(between)
-      if alignment := getattr(own, 'alignment', None):
+      if alignment := getattr(part_hypothesis, 'alignment', None):
         alignments.append((alignment, begin, length))
-      texts += [between, own.text]
-      last = (own.text or between or last)[-1:]
-      begin, length, log_prob = begin + len(part), length + len(own.text), log_prob + own.log_prob
+      texts += [between, part_hypothesis.text]
+      last = (part_hypothesis.text or between or last)[-1:]
+      begin, length, log_prob = (
+        begin + len(part),
+        length + len(part_hypothesis.text),
+        log_prob + part_hypothesis.log_prob,
+      )
     values = {'alignment': Alignment.joined(alignments)} if alignments else {}
     text = _glued(''.join(texts), self.spaces[-1], '')
     return parts[-1]._replace(text=text, score=score, log_prob=log_prob, **values)
@@ -167,19 +171,19 @@ class Plan(NamedTuple):
 
   @property
   def parts(self) -> list[str]:
-    return [part for own in self.arranged for part in own.parts]
+    return [part for text_parts in self.arranged for part in text_parts.parts]
 
   @property
   def ends(self) -> list[int]:
     """Number of the parts of all texts up to each one."""
-    return list(itertools.accumulate(len(own.parts) for own in self.arranged))
+    return list(itertools.accumulate(len(text_parts.parts) for text_parts in self.arranged))
 
   def joined(self, answers: Any) -> Any:
     """Answers of the texts, given those of their parts."""
     ends = self.ends
     hypotheses = [
-      own.joined(answers.hypotheses[end - len(own.parts) : end], self.are_samples)
-      for own, end in zip(self.arranged, ends, strict=True)
+      text_parts.joined(answers.hypotheses[end - len(text_parts.parts) : end], self.are_samples)
+      for text_parts, end in zip(self.arranged, ends, strict=True)
     ]
     truncated = sorted({bisect.bisect_right(ends, part) for part in answers.truncated})
     return answers._replace(hypotheses=hypotheses, truncated=truncated, cut=sorted(self.cut))
@@ -219,16 +223,16 @@ class Paragraphs:
     asked = {'request': request} if request.asked else {}
     plan = self.plan(texts, target, languages, request)
     arranged, ends = plan.arranged, plan.ends
-    of_text = [i for i, own in enumerate(arranged) for _ in own.parts]  # by part
-    found: list[list[Any]] = [[None] * len(own.parts) for own in arranged]
+    of_text = [i for i, text_parts in enumerate(arranged) for _ in text_parts.parts]  # by part
+    answers_of_texts: list[list[Any]] = [[None] * len(text_parts.parts) for text_parts in arranged]
     done = 0
 
     def keep_part(part: int, hypotheses: list[Any]) -> None:
       nonlocal done
       i = of_text[part]
-      found[i][part - ends[i]] = hypotheses  # counted from the last
-      if None not in found[i]:
-        keep(i, arranged[i].joined(found[i], plan.are_samples))
+      answers_of_texts[i][part - ends[i]] = hypotheses  # counted from the last
+      if None not in answers_of_texts[i]:
+        keep(i, arranged[i].joined(answers_of_texts[i], plan.are_samples))
         progress(1)
         done += 1
 
@@ -236,8 +240,8 @@ class Paragraphs:
     answers = self._translator.translate(plan.parts, target, known=known_parts, keep=keep_part, **asked)
     progress(len(set(range(len(texts))) - set(known)) - done)  # those without tokens
     joined = plan.joined(answers)
-    for i, own in enumerate(found):
-      if None in own and any(own):  # a part has no tokens
+    for i, text_parts in enumerate(answers_of_texts):
+      if None in text_parts and any(text_parts):  # a part has no tokens
         keep(i, joined.hypotheses[i])
     return joined
 
@@ -249,7 +253,7 @@ class Paragraphs:
       return Plan.of_whole(texts)
     pieces = [self._split(text, language) for text, language in zip(texts, languages, strict=True)]
     cut = self._cut(pieces, target)
-    arranged = [_Arranged.of(text, own) for text, own in zip(texts, pieces, strict=True)]
+    arranged = [_Arranged.of(text, text_pieces) for text, text_pieces in zip(texts, pieces, strict=True)]
     return Plan(arranged, cut, self._translator.sampling(request)[0] == 'sample')
 
   def _split(self, text: str, language: str) -> list[str]:
@@ -264,13 +268,13 @@ class Paragraphs:
     """Cuts pieces over the length, until all fit; returns the numbers of their texts."""
     cut, fitting = set(), set()
     while True:
-      unsure = {piece for own in pieces for piece in own if len(piece) > 1} - fitting
+      unsure = {piece for text_pieces in pieces for piece in text_pieces if len(piece) > 1} - fitting
       long = sorted(piece for piece in unsure if len(piece.encode()) + 4 > self._max_length)  # a token has a byte
       over = {long[k] for k in self._translator.too_long(long, target)} if long else set()
       if not over:
         return cut
       fitting |= {*long} - over
-      for i, own in enumerate(pieces):
-        if not over.isdisjoint(own):
-          pieces[i] = [part for piece in own for part in (_halves(piece) if piece in over else [piece])]
+      for i, text_pieces in enumerate(pieces):
+        if not over.isdisjoint(text_pieces):
+          pieces[i] = [part for piece in text_pieces for part in (_halves(piece) if piece in over else [piece])]
           cut.add(i)

@@ -36,10 +36,10 @@ class TextConstraints:
   def of(self, sources: Sequence[str], rows: int) -> tuple[Constraints, np.ndarray]:
     """Constraints of translations of sentences in the first of so many rows, and the room they need: int32 [B]."""
     terms = [[ids for term, ids in self._terms if automaton.occurs(term, source)] for source in sources]
-    longest = max((len(ids) for own in terms for ids in own), default=0)
+    longest = max((len(ids) for row_terms in terms for ids in row_terms), default=0)
     terms_BYT = np.full([rows, max(1, *map(len, terms)), longest + 1], PAD, np.int32)
-    for row, own in enumerate(terms):
-      for c, ids in enumerate(own):
+    for row, row_terms in enumerate(terms):
+      for c, ids in enumerate(row_terms):
         terms_BYT[row, c, : len(ids)] = ids
     room_B = np.count_nonzero(terms_BYT, axis=(1, 2)).astype(np.int32) + self._prefix
     for row, source in enumerate(sources):

@@ -155,8 +155,8 @@ class TextModel(abc.ABC):
     if not sampling:
       return _shaped(generator.translate(prompts), n_best, scores)
     values = self.sampling(**sampling)
-    found = generator.complete([Request(prompt, values, number) for number, prompt in enumerate(prompts)])
-    return _shaped(Answers(found, []), n_best, scores)
+    continuations = generator.complete([Request(prompt, values, number) for number, prompt in enumerate(prompts)])
+    return _shaped(Answers(continuations, []), n_best, scores)
 
   def sampling(self, **chosen: float) -> Sampling:
     """Values for drawing a continuation: those chosen, and the model's own; UserError for one out of its range."""

@@ -101,9 +101,9 @@ class Translator:
     raise NotImplementedError
 
   def _aligned(self, texts: Sequence[str], answers: Answers, target: Languages) -> Answers:
-    flat = [(text, h) for text, found in zip(texts, answers.hypotheses, strict=True) for h in found]
+    flat = [(text, h) for text, of_text in zip(texts, answers.hypotheses, strict=True) for h in of_text]
     alignments = iter(self.align([text for text, _ in flat], [h.text for _, h in flat], target))
-    hypotheses = [[h._replace(alignment=next(alignments)) for h in found] for found in answers.hypotheses]
+    hypotheses = [[h._replace(alignment=next(alignments)) for h in of_text] for of_text in answers.hypotheses]
     return answers._replace(hypotheses=hypotheses)
 
 
@@ -158,17 +158,17 @@ def of_finite_probability(
   scores_W: np.ndarray,
 ) -> list[T]:
   """make(ids, score, log p) of each hypothesis of a text that has a probability above 0; there must be one."""
-  found = [
+  answers = [
     make(ids_T[:length].tolist(), float(score), float(log_prob))
     for ids_T, length, log_prob, score in zip(ids_WT, lengths_W, log_probs_W, scores_W, strict=True)
     if length and np.isfinite(log_prob)
   ]
-  if not found:
+  if not answers:
     raise UserError(
       'a text has no answer of finite probability: weights must be finite; use an earlier checkpoint, or ask less '
       'by prefix, ban and terms'
     )
-  return found
+  return answers
 
 
 def check_continuations(n_best: int, search: str, beam_size: int) -> None:

@@ -41,23 +41,24 @@ class Vocab:
 
     A byte piece of a space is none, as it would make two of one.
     """
-    own, found = self._processor, []
-    for i in range(own.get_piece_size()):
-      piece = own.id_to_piece(i)
-      is_text = not (own.is_control(i) or own.is_unknown(i) or own.is_unused(i) or piece == '<0x20>')
-      byte = bytes([int(piece[1:-1], 16)]) if own.is_byte(i) else piece.replace('\u2581', ' ').encode()
-      found.append(byte if is_text else b'')
-    return found
+    processor, written = self._processor, []
+    for i in range(processor.get_piece_size()):
+      piece = processor.id_to_piece(i)
+      is_text = not (processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i) or piece == '<0x20>')
+      byte = bytes([int(piece[1:-1], 16)]) if processor.is_byte(i) else piece.replace('\u2581', ' ').encode()
+      written.append(byte if is_text else b'')
+    return written
 
   def tokens(self, ids: Sequence[int], text: str) -> list[Token]:
     """Tokens of a text that was encoded to these ids, or was decoded from them."""
     writes = [self.writes[i] for i in ids]
-    characters = lambda own: sum(byte & 0xC0 != 0x80 for byte in own)
+    characters = lambda written: sum(byte & 0xC0 != 0x80 for byte in written)
     ends = itertools.accumulate(map(characters, writes))
     at = _places(b''.join(writes).decode(errors='replace'), text)
-    begins = lambda own, end: end - characters(own.lstrip(b' '))
+    begins = lambda written, end: end - characters(written.lstrip(b' '))
     return [
-      Token(self._processor.id_to_piece(i), at[begins(own, end)], at[end]) for i, own, end in zip(ids, writes, ends)
+      Token(self._processor.id_to_piece(i), at[begins(written, end)], at[end])
+      for i, written, end in zip(ids, writes, ends)
     ]
 
   def written(self, lines: Sequence[str]) -> list[str]:

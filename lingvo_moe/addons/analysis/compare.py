@@ -166,12 +166,12 @@ class Comparison:
 
 def by_command(comparison: Comparison, command: str, samples: int, seed: int) -> dict[str, Difference]:
   """Differences by an external metric, by pair."""
-  found = {}
+  scores_by_pair = {}
   for name in comparison.pairs:
     sides = [system.translations[name] for system in (comparison.baseline, comparison.system)]
     one, two = (external_metric.scores(command, t.sources, t.lines, t.references) for t in sides)
-    found[name] = external_metric.difference(one, two, samples, seed)
-  return found
+    scores_by_pair[name] = external_metric.difference(one, two, samples, seed)
+  return scores_by_pair
 
 
 def read_system(text: str, split: str, data_dir: str | None = None) -> System:

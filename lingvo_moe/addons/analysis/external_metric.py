@@ -19,14 +19,14 @@ def scores(command: str, sources: Sequence[str], translations: Sequence[str], re
     raise UserError(f'--metric_command={command!r} ended with status {done.returncode}: {last or "it says nothing"}')
   printed = done.stdout.decode(errors='replace').split('\n')[:-1]
   try:
-    found = np.array([float(line) for line in printed])
+    values = np.array([float(line) for line in printed])
   except ValueError as e:
     raise UserError(f'--metric_command={command!r} must print a number a line; {e}') from None
-  if len(found) != len(sources) or not np.isfinite(found).all():
+  if len(values) != len(sources) or not np.isfinite(values).all():
     raise UserError(
-      f'--metric_command={command!r} must print a finite number for each line; saw {len(found)} for {len(sources)}'
+      f'--metric_command={command!r} must print a finite number for each line; saw {len(values)} for {len(sources)}'
     )
-  return found
+  return values
 
 
 def difference(baseline: np.ndarray, system: np.ndarray, samples: int, seed: int) -> Difference:

@@ -35,10 +35,10 @@ def train_step(config: ModelConfig) -> Parts:
   for name, stack in vars(config.model()).items():
     if isinstance(stack, Stack):
       blocks, again = config.remat == 'block', config.remat != 'none'
-      own = source_length if name == 'encoder' else length
-      tokens = rows * own
+      stack_length = source_length if name == 'encoder' else length
+      tokens = rows * stack_length
       for layer, is_last in _layers(stack):
-        attended = [(rows * n, tokens * n) for n in (own, source_length)[: 1 + layer.cross_attention]]
+        attended = [(rows * n, tokens * n) for n in (stack_length, source_length)[: 1 + layer.cross_attention]]
         _add_attention(parts, config, layer, tokens, attended, 3 + again)
         if again and not blocks:  # of attention that alone is rematerialised the last product is not recomputed
           parts['projections'] -= 2 * tokens * layer.attention.weights()['wo'].size * len(attended)

@@ -143,7 +143,7 @@ class _Lives:
     """Arrays of an instruction: its own, or an operand's if it only names it, passes it on or updates it in place."""
     opcode, operands = instruction.opcode, [self._named[operand] for operand in instruction.operands]
     first = operands[0] if operands else []
-    own = [_Value(instruction, index) for index in range(len(instruction.arrays))]
+    instruction_values = [_Value(instruction, index) for index in range(len(instruction.arrays))]
     if opcode == 'tuple':
       return [value for values in operands for value in values]
     if opcode == 'get-tuple-element':
@@ -151,16 +151,16 @@ class _Lives:
     if opcode in ('bitcast', 'optimization-barrier', 'dynamic-update-slice'):
       return first
     if opcode == 'copy-start':
-      return own[:1]
-    if opcode.endswith('-start') and len(instruction.results) < len(own):
-      return own[len(operands) :][: len(instruction.results)]
+      return instruction_values[:1]
+    if opcode.endswith('-start') and len(instruction.results) < len(instruction_values):
+      return instruction_values[len(operands) :][: len(instruction.results)]
     if opcode.endswith('-done'):
-      return first[: 1 if opcode == 'copy-done' else len(own)]
-    if opcode == 'while' and len(first) == len(own):
+      return first[: 1 if opcode == 'copy-done' else len(instruction_values)]
+    if opcode == 'while' and len(first) == len(instruction_values):
       return first  # a loop's state stays in place
     if opcode == 'fusion':
-      return [self._updated(instruction, value) or value for value in own]
-    return own
+      return [self._updated(instruction, value) or value for value in instruction_values]
+    return instruction_values
 
   def _updated(self, fusion: Instruction, value: _Value) -> _Value | None:
     """Operand that a fusion updates in place to make this result; None if there is none."""

@@ -118,7 +118,11 @@ def mean_bootstrap(
   for number, block in enumerate(joined(ids)):
     sentences, places = np.unique(np.concatenate([ids[i] for i in block]), return_inverse=True)
     places = np.split(places, np.cumsum([len(ids[i]) for i in block])[:-1])
-    sides = [_summed(side[i], own, len(sentences)) for side in (baselines, systems) for i, own in zip(block, places)]
+    sides = [
+      _summed(side[i], pair_places, len(sentences))
+      for side in (baselines, systems)
+      for i, pair_places in zip(block, places)
+    ]
     # Blocks draw each for itself; the first as paired_bootstrap does.
     rng = np.random.default_rng(seed if number == 0 else [seed, number])
     a, b = np.split(_resampled(sides, samples, rng, np.float64), 2)

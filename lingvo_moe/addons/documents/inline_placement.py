@@ -79,13 +79,13 @@ def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0) -> Itera
       between += moved.popleft()[1]
     space = text[units[place - 1].end() : units[place].start()] if 0 < place < len(units) else ''
     follows = after is not None and units[place][0].isalnum()
-    own = gaps[before] if places.get(before) == place else []
-    is_same = own and not between and words[after].text.isalnum() == follows
-    if is_same and ''.join(atom.text for atom in own) in (space, space and '\xa0'):
-      yield from own
+    gap_atoms = gaps[before] if places.get(before) == place else []
+    is_same = gap_atoms and not between and words[after].text.isalnum() == follows
+    if is_same and ''.join(atom.text for atom in gap_atoms) in (space, space and '\xa0'):
+      yield from gap_atoms
     else:
       edges = (paths[before] if before is not None else ()), (paths[after] if after is not None else ())
-      yield from _spaced([*between, *own], space, follows, before is None, after is None, edges)
+      yield from _spaced([*between, *gap_atoms], space, follows, before is None, after is None, edges)
     if after is not None:
       word = words[after]
       yield from _written(inner[word.first : word.end], word.text, units[place][0], after not in written)
@@ -133,16 +133,16 @@ def _owners(
 def _keep(paths: Sequence[Path], owners: list[int]) -> None:
   """Gives a word to each element that had words and has none, of words of a path that has several."""
   counts = collections.Counter(paths[owner] for owner in owners)
-  found = {element for path in counts for element in path}
+  elements = {element for path in counts for element in path}
   for number, path in enumerate(paths):
-    if not found.issuperset(path):
+    if not elements.issuperset(path):
       at = len(owners) * number // len(paths)
       near = sorted(range(max(0, at - 8), min(at + 8, len(owners))), key=lambda i: abs(i - at))
       word = next((i for i in near if counts[paths[owners[i]]] > 1), None)
       if word is not None:
         counts[paths[owners[word]]] -= 1
         owners[word] = number
-        found.update(path)
+        elements.update(path)
 
 
 def _moved(
@@ -155,10 +155,14 @@ def _moved(
 ) -> Iterator[tuple[int, list[Atom]]]:
   """(number of the next word, atoms) of the gaps that have no place, and of what words had within that are gone."""
   kept = set(owners)
-  found = {element for owner in kept for element in paths[owner]}
+  kept_elements = {element for owner in kept for element in paths[owner]}
   for number, word in enumerate(words):
-    own = atoms[word.first : word.end] if number not in kept else []
-    left = [a._replace(text='', raw='' if a.text else a.raw) for a in own if not a.text or not found.issuperset(a.path)]
+    word_atoms = atoms[word.first : word.end] if number not in kept else []
+    left = [
+      a._replace(text='', raw='' if a.text else a.raw)
+      for a in word_atoms
+      if not a.text or not kept_elements.issuperset(a.path)
+    ]
     if left:
       yield number + 1, left
     if number < len(gaps) and number not in places and any(not atom.is_space for atom in gaps[number]):
@@ -210,9 +214,9 @@ def _written(atoms: Sequence[Atom], source: str, text: str, is_whole: bool) -> I
     if not atom.text:
       yield from [atom] * is_whole
     elif at < len(text):
-      own = text[at : at + len(atom.text)]
-      yield atom if own == atom.text else Atom(atom.path, own)
-      at += len(own)
+      written_text = text[at : at + len(atom.text)]
+      yield atom if written_text == atom.text else Atom(atom.path, written_text)
+      at += len(written_text)
 
 
 def _broken(text: str, lines: int, end: str) -> str:

@@ -95,11 +95,13 @@ class MarkedUp:
     """Paragraphs, and the parts between them."""
     begin = 0
     for end in [*_ends(parts), len(parts)]:
-      own = parts[begin:end]
+      paragraph_parts = parts[begin:end]
       text = ''
-      if any(c.isalpha() or c == '&' for p in own if p.kind == 'text' for c in self._document[p.begin : p.end]):
-        text = ''.join(atom.text for atom in self._atoms(own, None))
-      yield from [_Paragraph(text, own)] if any(map(str.isalpha, text)) else own
+      if any(
+        c.isalpha() or c == '&' for p in paragraph_parts if p.kind == 'text' for c in self._document[p.begin : p.end]
+      ):
+        text = ''.join(atom.text for atom in self._atoms(paragraph_parts, None))
+      yield from [_Paragraph(text, paragraph_parts)] if any(map(str.isalpha, text)) else paragraph_parts
       yield from parts[end : end + 1]
       begin = end + 1
 
@@ -183,14 +185,14 @@ class MarkedUp:
     lines = 0
     if self._markup.lines:
       lines = 1 + ''.join(self._document[p.begin : p.end] for p in parts if p.kind == 'text').strip().count('\n')
-    found = [*placed(atoms, translation, lines), Atom((), '')]
-    tags = self._tags(parts, {a.path[-1] for a in found if a.path and not a.raw and a.text.isspace()})
+    placed_atoms = [*placed(atoms, translation, lines), Atom((), '')]
+    tags = self._tags(parts, {a.path[-1] for a in placed_atoms if a.path and not a.raw and a.text.isspace()})
     # A sign that is no markup stays as it is where what follows it does: it would be markup before other text.
-    behind = {id(atom): after for atom, after in zip(atoms, [*atoms[1:], found[-1]]) if atom.raw in _SIGNS}
-    stays = [behind.get(id(atom), after) is after for atom, after in zip(found, [*found[1:], None])]
+    behind = {id(atom): after for atom, after in zip(atoms, [*atoms[1:], placed_atoms[-1]]) if atom.raw in _SIGNS}
+    stays = [behind.get(id(atom), after) is after for atom, after in zip(placed_atoms, [*placed_atoms[1:], None])]
     written: list[str] = []
     path: Path = ()
-    for atom, *are_same in zip(found, stays, [*stays[1:], True]):
+    for atom, *are_same in zip(placed_atoms, stays, [*stays[1:], True]):
       common = next((i for i, (a, b) in enumerate(zip(path, atom.path)) if a != b), min(len(path), len(atom.path)))
       written += [tags[number][1] for number in reversed(path[common:])]
       written += [tags[number][0] for number in atom.path[common:]]
@@ -243,17 +245,17 @@ def _tokens(document: str, markup: Markup) -> Iterator[_Token]:
   for match in markup.token.finditer(document):
     if match.start() > end:
       yield _Token('text', end, match.start())
-    end, found = match.end(), match.groupdict()
-    name = found['name'] or found.get('raw') or ''
+    end, groups = match.end(), match.groupdict()
+    name = groups['name'] or groups.get('raw') or ''
     name = name if markup.holders else name.lower()
     kind = 'open'
-    if found['note'] or found.get('raw'):
+    if groups['note'] or groups.get('raw'):
       kind = 'end' if name in markup.apart else 'void'
     elif not name:
       kind = 'end'
-    elif found['close']:
+    elif groups['close']:
       kind = 'close'
-    elif found.get('empty') or name in markup.endless:
+    elif groups.get('empty') or name in markup.endless:
       kind = 'empty'
     yield _Token(kind, match.start(), end, name)
   if end < len(document):
@@ -288,8 +290,8 @@ def _says_no(tag: str, markup: Markup) -> bool:
   """Whether a tag of HTML says that its element is not to be translated."""
   if not markup.is_html or 'translate' not in tag.lower():
     return False
-  found = {name.lower(): value.strip('"\'').lower() for name, value in reversed(_ATTRIBUTE.findall(tag))}
-  return found.get('translate') == 'no' or 'notranslate' in found.get('class', '').split()
+  attributes = {name.lower(): value.strip('"\'').lower() for name, value in reversed(_ATTRIBUTE.findall(tag))}
+  return attributes.get('translate') == 'no' or 'notranslate' in attributes.get('class', '').split()
 
 
 def _ends(parts: Sequence[_Part]) -> list[int]:

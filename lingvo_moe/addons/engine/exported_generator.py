@@ -56,7 +56,9 @@ class Continuer(translator.Generator):
 
   def complete(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
     batches = [requests[start : start + _ROWS] for start in range(0, len(requests), _ROWS)]
-    return [found for _, of_batch in self._model.lanes.run(self._continue, batches) for found in of_batch]
+    return [
+      continuations for _, of_batch in self._model.lanes.run(self._continue, batches) for continuations in of_batch
+    ]
 
   def _continue(self, requests: Sequence[Request], decoder: StagedGraph, reader: StagedGraph) -> list[list[Hypothesis]]:
     settings, vocab, copies = self._model.settings, self._model.vocab, self._n_best
@@ -75,9 +77,9 @@ class Continuer(translator.Generator):
       ids, lengths, log_probs = map(by_prompt, drawn)
       results = ids, lengths, log_probs, log_probs
     answer = lambda ids, *values: Hypothesis(vocab.decode(ids), *values)
-    found = [translator.of_finite_probability(answer, *of_row) for of_row in zip(*results, strict=True)]
-    listeners.finish([best.text for best, *_ in found])
-    return found
+    answers = [translator.of_finite_probability(answer, *of_row) for of_row in zip(*results, strict=True)]
+    listeners.finish([best.text for best, *_ in answers])
+    return answers
 
 
 def read(reader: StagedGraph, prompts: Sequence[Sequence[int]], copies: int) -> Prompt:

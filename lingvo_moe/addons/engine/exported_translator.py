@@ -86,7 +86,7 @@ class Translator(translator.Translator):
     model, (search_name, sampling) = self._model, self.sampling(request)
     of_source, of_target = self._around(target)
     sources, truncated = _rows(model.source, texts, of_source, model.max_length)
-    found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
+    of_texts = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
     sources = [[] if i in known else ids for i, ids in enumerate(sources)]
     progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
     constrained = None
@@ -119,12 +119,12 @@ class Translator(translator.Translator):
     samples = self.configured('mbr_samples') if search_name == 'mbr' else self.n_best
     for batch, of_batch in self._run(search_for, sources, samples if sampling else 1):
       for row, i in enumerate(batch):
-        found[i] = translator.of_finite_probability(read, *(values[row] for values in of_batch))
+        of_texts[i] = translator.of_finite_probability(read, *(values[row] for values in of_batch))
         if search_name == 'mbr':
-          found[i] = minimum_bayes_risk.best(found[i], self.n_best)
-        keep(i, found[i])
+          of_texts[i] = minimum_bayes_risk.best(of_texts[i], self.n_best)
+        keep(i, of_texts[i])
       progress(len(batch))
-    return Answers(found, truncated)
+    return Answers(of_texts, truncated)
 
   def too_long(self, texts: Sequence[str], target: language_tags.Languages = None) -> list[int]:
     return _rows(self._model.source, texts, self._around(target)[0], self._model.max_length)[1]

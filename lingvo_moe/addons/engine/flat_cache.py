@@ -128,13 +128,13 @@ class FlatCache:
 
   def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray) -> None:
     """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values."""
-    graph, own = self._graph, slice(self._start, self._start + self._width)
+    graph, new_positions = self._graph, slice(self._start, self._start + self._width)
     for name, value in {'ids': ids_BW, 'time': time, 'live': live_BW, 'mask': self._mask_BWU}.items():
       graph.write(name, value)
     graph.run()
     for name in self._caches:
-      graph.input(name)[:, :, own] = graph.output(name.replace('cache_', 'new_', 1))
-    self._mask_BWU[:, :, own] = np.eye(self._width)
+      graph.input(name)[:, :, new_positions] = graph.output(name.replace('cache_', 'new_', 1))
+    self._mask_BWU[:, :, new_positions] = np.eye(self._width)
     self._start += self._width
     self._steps -= 1
 

@@ -103,8 +103,8 @@ def _mapped(path: str) -> list[tuple[int, int]]:
   if not os.path.exists(_MAPPINGS):
     return []
   with open(_MAPPINGS, encoding='utf-8', errors='replace') as f:
-    found = re.findall(rf'^(\w+)-(\w+) .* {re.escape(os.path.realpath(path))}$', f.read(), re.MULTILINE)
-  return [(int(begin, 16), int(end, 16) - int(begin, 16)) for begin, end in found]
+    ranges = re.findall(rf'^(\w+)-(\w+) .* {re.escape(os.path.realpath(path))}$', f.read(), re.MULTILINE)
+  return [(int(begin, 16), int(end, 16) - int(begin, 16)) for begin, end in ranges]
 
 
 def available_threads() -> int:

@@ -42,12 +42,12 @@ class Lanes:
     """Numbers of the texts that have a length, longest first, in batches: so many tokens with padding in all lanes."""
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     lanes = min(_LANES, self._threads) if len(order) >= _LEAST_ROWS else 1
-    most, found = -(-len(order) // lanes), []
+    most, made_batches = -(-len(order) // lanes), []
     while order:
       rows = min(most, max(1, tokens // lanes // lengths[order[0]]))
-      found.append(order[:rows])
+      made_batches.append(order[:rows])
       order = order[rows:]
-    return found
+    return made_batches
 
   def run(
     self, function: Callable[..., Result], batches: Sequence[Sequence[int]]

@@ -136,11 +136,13 @@ def _check_files(folder: str, manifest: Mapping[str, Any]) -> None:
   needed = {*_FILES[manifest['task']], *({manifest['vocab']} - {'byte'} if manifest['task'] == 'language' else ())}
   graphs = {name for name in os.listdir(folder) if name.endswith('.tflite')}
   for name in sorted((needed | graphs) - manifest['files'].keys()):
-    own = os.path.join(folder, name)
-    raise UserError(f'{MANIFEST} must name all files of an export; saw none of {own}: copy the folder, or {_WAY_OUT}')
+    file_path = os.path.join(folder, name)
+    raise UserError(
+      f'{MANIFEST} must name all files of an export; saw none of {file_path}: copy the folder, or {_WAY_OUT}'
+    )
   for name, expected in manifest['files'].items():
-    own = os.path.join(folder, name)
-    if os.path.basename(name) != name or not os.path.isfile(own):
-      raise UserError(f'{own}, which {MANIFEST} names, is missing: copy the whole folder, or {_WAY_OUT}')
-    if files.sha256(own) != expected:
-      raise UserError(f'{own} was changed since it was exported (SHA-256): copy it again, or {_WAY_OUT}')
+    file_path = os.path.join(folder, name)
+    if os.path.basename(name) != name or not os.path.isfile(file_path):
+      raise UserError(f'{file_path}, which {MANIFEST} names, is missing: copy the whole folder, or {_WAY_OUT}')
+    if files.sha256(file_path) != expected:
+      raise UserError(f'{file_path} was changed since it was exported (SHA-256): copy it again, or {_WAY_OUT}')

@@ -129,8 +129,8 @@ def draw(
   limits_BW = np.pad(np.repeat(limits_B[:, np.newaxis], samples, axis=1), room).reshape(-1, width)
   repeated = {name: np.repeat(array, copies, axis=0) for name, array in memory.items()}
   last_B = np.full(len(keys_BW), begin)
-  found = sample(decoder, repeated, Sampler.of_rows(values, copies), keys_BW, limits_BW, last_B, given=given)
-  ids, lengths, log_probs = (x.reshape(len(requests), -1, *x.shape[2:])[:, :samples] for x in found)
+  samples_of_rows = sample(decoder, repeated, Sampler.of_rows(values, copies), keys_BW, limits_BW, last_B, given=given)
+  ids, lengths, log_probs = (x.reshape(len(requests), -1, *x.shape[2:])[:, :samples] for x in samples_of_rows)
   return ids, lengths, log_probs, log_probs
 
 

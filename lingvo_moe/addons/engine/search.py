@@ -68,11 +68,11 @@ def search(
   beam.live.last_BW[:] = begin
   if prompt:
     memory, beam.live.last_BW[:] = {'lengths': prompt.lengths_B}, prompt.last_B[:, np.newaxis]
-  found, numbers, time = Beam.begin(max_lengths_B, width, n_best).found, np.arange(len(max_lengths_B)), 0
+  results, numbers, time = Beam.begin(max_lengths_B, width, n_best).found, np.arange(len(max_lengths_B)), 0
   cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()), prompt)
 
   def note_results():
-    for of_all, of_beam in zip(found, beam.found, strict=True):
+    for of_all, of_beam in zip(results, beam.found, strict=True):
       of_all[numbers] = of_beam
 
   while beam.live_BW.any():
@@ -85,7 +85,7 @@ def search(
     cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, norm))
     time += 1
   note_results()
-  return found
+  return results
 
 
 def score(
@@ -131,8 +131,8 @@ def _next_symbols(decoder: StagedGraph, given: int | None = None) -> NextSymbols
   """
   best_BWJ, symbols_BWJ, log_z_BW = (decoder.output(name) for name in ('best', 'symbols', 'log_z'))
   logits_BWV = logits(decoder)
-  found = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW, logits_BWV)
-  return found if given is None else found.forced(given)
+  next_symbols = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW, logits_BWV)
+  return next_symbols if given is None else next_symbols.forced(given)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:

@@ -54,13 +54,14 @@ def check(folder: str, decoder: StagedGraph, other: StagedGraph, width: int, sym
   """
   memory = {name: shape for name, shape in decoder.shapes.items() if name.startswith('memory_')}
   new = {n.replace('cache_', 'new_', 1): shape for n, shape in decoder.shapes.items() if n.startswith('cache_')}
-  own = decoder.output_shapes
-  results = {name: shape for name, shape in own.items() if name.startswith('new_')}
+  output_shapes = decoder.output_shapes
+  results = {name: shape for name, shape in output_shapes.items() if name.startswith('new_')}
   wrong = {
     'its inputs are others': not {'ids', 'live', 'mask'} <= {*decoder.shapes} or not new,
-    'its results are others': not {'best', 'symbols', 'log_z', 'logits'} <= {*own} or not _alike(new, results),
+    'its results are others': not {'best', 'symbols', 'log_z', 'logits'} <= {*output_shapes}
+    or not _alike(new, results),
     f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
-    f'it has no {symbols} symbols': math.prod(own.get('logits', ())[2:]) != symbols,
+    f'it has no {symbols} symbols': math.prod(output_shapes.get('logits', ())[2:]) != symbols,
     'the graph beside it gives other arrays': not _alike(memory or new, other.output_shapes) or other.inputs != ['ids'],
   }
   for problem, is_so in wrong.items():
@@ -105,9 +106,11 @@ class Experts:
     ends_E = np.bincount(expert_X, minlength=len(self._experts)).cumsum()
     outputs_FM = np.zeros_like(tokens_FM)
     with self._lock, refused(self._path):
-      for expert, own in zip(self._experts, np.split(order_X, ends_E[:-1]), strict=True):
-        if len(own):
-          outputs_FM[token_X[own]] += weight_X1[own] * expert(rows=tokens_FM[token_X[own]])['outputs']
+      for expert, expert_rows in zip(self._experts, np.split(order_X, ends_E[:-1]), strict=True):
+        if len(expert_rows):
+          outputs_FM[token_X[expert_rows]] += (
+            weight_X1[expert_rows] * expert(rows=tokens_FM[token_X[expert_rows]])['outputs']
+          )
     return outputs_FM
 
 
@@ -116,9 +119,9 @@ class StagedGraph:
 
   def __init__(self, stages: list[Graph], experts: list[Experts]) -> None:
     self._stages, self._experts = stages, experts
-    own = lambda names, between: [name for name in dict.fromkeys(names) if name not in between]
-    self.inputs = own((name for stage in stages for name in stage.inputs), FROM_EXPERTS)
-    self.outputs = own((name for stage in stages for name in stage.outputs), TO_EXPERTS)
+    outer_names = lambda names, between: [name for name in dict.fromkeys(names) if name not in between]
+    self.inputs = outer_names((name for stage in stages for name in stage.inputs), FROM_EXPERTS)
+    self.outputs = outer_names((name for stage in stages for name in stage.outputs), TO_EXPERTS)
     self.shapes = {name: shape for stage in stages for name, shape in stage.shapes.items() if name in self.inputs}
     self.output_shapes = {n: shape for stage in stages for n, shape in stage.output_shapes.items() if n in self.outputs}
     self._stage_of = {name: stage for stage in reversed(stages) for name in (*stage.inputs, *stage.outputs)}
@@ -126,10 +129,10 @@ class StagedGraph:
 
   def resize(self, sizes: Shapes) -> None:
     for stage in self._stages:
-      own = {name: shape for name, shape in sizes.items() if name in stage.inputs}
+      input_shapes = {name: shape for name, shape in sizes.items() if name in stage.inputs}
       for name in set(FROM_EXPERTS) & set(stage.inputs):
-        own[name] = (*sizes['ids'], stage.shapes[name][-1])  # of G * S = B * T tokens
-      stage.resize(own)
+        input_shapes[name] = (*sizes['ids'], stage.shapes[name][-1])  # of G * S = B * T tokens
+      stage.resize(input_shapes)
     self.sizes = dict(sizes)
 
   def write(self, name: str, value: np.ndarray) -> None:

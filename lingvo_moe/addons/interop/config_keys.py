@@ -107,14 +107,14 @@ class Keys:
     Raises:
       UserError: names a key whose value would make another model, with what can be imported.
     """
-    found = {**self.only, **{name: config.get(name, key.default) for name, key in self.honoured.items()}}
-    found = {name: value for name, value in found.items() if value is not ...}
-    kinds = {name: key.kind for name, key in self.honoured.items() if name in found}
+    values = {**self.only, **{name: config.get(name, key.default) for name, key in self.honoured.items()}}
+    values = {name: value for name, value in values.items() if value is not ...}
+    kinds = {name: key.kind for name, key in self.honoured.items() if name in values}
     kinds |= {name: one_of(value) for name, value in {**_ONLY, **self.only}.items() if name in config}
-    kinds |= {name: one_of(found[main]) for name, main in self.aliases.items() if name in config}
-    self._check(path, {**found, **config}, kinds | {'model_type': one_of(None, self.model_type)})
+    kinds |= {name: one_of(values[main]) for name, main in self.aliases.items() if name in config}
+    self._check(path, {**values, **config}, kinds | {'model_type': one_of(None, self.model_type)})
     self.check_tokenizer(path, config)
-    return found
+    return values
 
   def check_tokenizer(self, path: str, settings: Mapping[str, Any]) -> None:
     """Raises UserError where settings, of config.json or tokenizer_config.json, name another tokeniser."""

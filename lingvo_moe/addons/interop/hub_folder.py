@@ -99,21 +99,21 @@ class HubFolder:
     Raises:
       UserError: there are none; a file is damaged, or a pickle of more than tensors; an index names a file elsewhere.
     """
-    found = {}
+    tensors_by_name = {}
     for name in self._files():
       if name.endswith('.bin'):
         for tensor, array in self._pickled(name).items():
           dtype = f'{array.dtype.kind.upper()}{8 * array.dtype.itemsize}'
-          found[tensor] = TensorInfo(name, array.shape, _NAMES.get(array.dtype, dtype))
+          tensors_by_name[tensor] = TensorInfo(name, array.shape, _NAMES.get(array.dtype, dtype))
         continue
       try:
         with safetensors.safe_open(self.file(name), 'np') as opened:
           for tensor in opened.keys():
             part = opened.get_slice(tensor)
-            found[tensor] = TensorInfo(name, tuple(part.get_shape()), part.get_dtype())
+            tensors_by_name[tensor] = TensorInfo(name, tuple(part.get_shape()), part.get_dtype())
       except (safetensors.SafetensorError, OSError) as e:
         raise self._damaged(name, e) from None
-    return found
+    return tensors_by_name
 
   def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
     """A tensor, or rows of it, in the type that it has in its file; UserError if there is none of that name."""

@@ -140,9 +140,9 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
   answer anyway, an end is forced at the limit of length, and the language of a translation forces its first symbol.
   """
   name = 'generation_config.json' if folder.has('generation_config.json') else 'config.json'
-  path, found = folder.file(name), folder.json(name, **_GENERATION)
-  keys = config_keys.GENERATION if name == 'config.json' else found
-  stated = {key: found[key] for key in keys if found.get(key) is not None}
+  path, generation_config = folder.file(name), folder.json(name, **_GENERATION)
+  keys = config_keys.GENERATION if name == 'config.json' else generation_config
+  stated = {key: generation_config[key] for key in keys if generation_config.get(key) is not None}
   search = {'length_norm_alpha': stated.pop('length_penalty', 1.0), 'length_norm_k': 0.0}
   if beams := stated.pop('num_beams', 0):
     search['beam_size'] = beams

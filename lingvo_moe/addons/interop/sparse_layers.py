@@ -21,8 +21,8 @@ def fields(sparse: Mapping[str, Sequence[int]], layers: Mapping[str, int]) -> di
   if any([*sparse[stack]] != [*range(every - 1, layers[stack], every)] for stack in stacks):
     seen = ', '.join(f'{[*sparse[stack]]} of the {stack}' for stack in stacks)
     raise ValueError(f'experts in layers {seen}, and here they are in every n-th layer of one stack or both')
-  found = {'moe_every': every, 'experts_in': 'both' if len(stacks) != 1 else stacks[0]}
-  return found if stacks else {'num_experts': 0}
+  layer_fields = {'moe_every': every, 'experts_in': 'both' if len(stacks) != 1 else stacks[0]}
+  return layer_fields if stacks else {'num_experts': 0}
 
 
 def steps(ours: Any) -> dict[str, int]:

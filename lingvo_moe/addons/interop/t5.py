@@ -185,10 +185,10 @@ def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
     for i in range(count):
       theirs, ours = f'{stack}.block.{i}.layer', f'{stack}/layer_{i:02d}'
       blocks = {'attention': 'SelfAttention'} | ({'cross_attention': 'EncDecAttention'} if stack == 'decoder' else {})
-      for place, (own, name) in enumerate(blocks.items()):
+      for place, (block, name) in enumerate(blocks.items()):
         for part in 'qkvo':
-          yield from linear(f'{theirs}.{place}.{name}.{part}', f'{ours}/{own}', f'w{part}')
-        yield from norm(f'{theirs}.{place}.layer_norm', f'{ours}/{own}/norm', bias=False)
+          yield from linear(f'{theirs}.{place}.{name}.{part}', f'{ours}/{block}', f'w{part}')
+        yield from norm(f'{theirs}.{place}.layer_norm', f'{ours}/{block}/norm', bias=False)
       last, is_moe = f'{theirs}.{len(blocks)}', i in sparse[stack]
       ffn = 'moe' if is_moe else 'ffn'
       yield from norm(f'{last}.layer_norm', f'{ours}/{ffn}/norm', bias=False)
@@ -221,9 +221,9 @@ def _layers(config: Mapping[str, Any]) -> dict[str, int]:
 
 def _sparse(config: Mapping[str, Any]) -> dict[str, list[int]]:
   """Layers that have experts, by stack."""
-  found = {}
+  sparse_fields = {}
   for stack, count in _layers(config).items():
     step = config.get(f'{stack}_sparse_step', count // (config.get(f'num_sparse_{stack}_layers') or 1))
     is_sparse = lambda i, step=step: step == 1 or (step > 0 and i % step == 1)
-    found[stack] = [i for i in range(count) if 'num_experts' in config and is_sparse(i)]
-  return found
+    sparse_fields[stack] = [i for i in range(count) if 'num_experts' in config and is_sparse(i)]
+  return sparse_fields

@@ -58,20 +58,20 @@ def content(token: str | Mapping[str, Any]) -> str:
   return token if isinstance(token, str) else token['content']
 
 
-def ids(found: Mapping[str, int], config: Mapping[str, Any], begin: Sequence[str]) -> Mapping[str, int]:
+def ids(ids_by_piece: Mapping[str, int], config: Mapping[str, Any], begin: Sequence[str]) -> Mapping[str, int]:
   """Ids by piece as found in a folder, given the pieces with which the decoder may begin.
 
   Raises:
     ValueError: an id is beyond the vocabulary or that of two pieces, or a special symbol of config.json is another one.
   """
-  if odd := next((piece for piece, i in found.items() if i >= config['vocab_size']), None):
-    raise ValueError(f'{odd!r} has id {found[odd]}, beyond vocab_size={config["vocab_size"]}')
-  if len({*found.values()}) < len(found):
+  if odd := next((piece for piece, i in ids_by_piece.items() if i >= config['vocab_size']), None):
+    raise ValueError(f'{odd!r} has id {ids_by_piece[odd]}, beyond vocab_size={config["vocab_size"]}')
+  if len({*ids_by_piece.values()}) < len(ids_by_piece):
     raise ValueError('pieces share an id')
   for name, known in (('pad', ('<pad>',)), ('decoder_start', begin), ('eos', ('</s>',))):
-    if (i := config.get(key := f'{name}_token_id', -1)) not in (-1, *(found.get(piece) for piece in known)):
+    if (i := config.get(key := f'{name}_token_id', -1)) not in (-1, *(ids_by_piece.get(piece) for piece in known)):
       raise ValueError(f'{key}={i}, which is not {" or ".join(known)}')
-  return found
+  return ids_by_piece
 
 
 def pieces(model: bytes) -> list[str]:

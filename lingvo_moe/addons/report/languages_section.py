@@ -75,9 +75,13 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
 def _row(records: Sequence[RunRecord], name: str, sizes: Mapping[str, int], columns: Iterable[str]) -> list[Any]:
   cells: list[Any] = [name, *([sizes.get(name)] if sizes else [])]
   scores = [record.scores.get(name, {}) for record in records]
-  cells += ['' if number(own.get(key)) is None else f'{own[key]:.1f}' for own in scores for key in columns]
+  cells += [
+    '' if number(scores_of_run.get(key)) is None else f'{scores_of_run[key]:.1f}'
+    for scores_of_run in scores
+    for key in columns
+  ]
   if len(records) == 2:
-    one, two = (number(own.get('bleu')) for own in scores)
+    one, two = (number(scores_of_run.get('bleu')) for scores_of_run in scores)
     cells.append('' if None in (one, two) or differ_in_text(records, name) else f'{two - one:+.1f}')
   return cells
 
@@ -86,14 +90,18 @@ def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
   """Last dev loss of each part of the text; None where there are no parts."""
   last = [(record, record.evaluations[-1]) for record in records if record.evaluations]
   losses = [{name: y for name, loss in dev_losses(line).items() if (y := number(loss)) is not None} for _, line in last]
-  parts = [(record, line['step'], own) for (record, line), own in zip(last, losses, strict=True) if own]
-  names, by = in_order(records, sorted({name for *_, own in parts for name in own}))
+  parts = [
+    (record, line['step'], losses_of_run)
+    for (record, line), losses_of_run in zip(last, losses, strict=True)
+    if losses_of_run
+  ]
+  names, by = in_order(records, sorted({name for *_, losses_of_run in parts for name in losses_of_run}))
   if len(names) < 2:
     return None
-  series = [thinned(enumerate(map(own.get, names))) for *_, own in parts]
-  drawn = [Curve(r.name, own, r.place, r.place) for (r, *_), own in zip(parts, series, strict=True)]
-  largest = max(y for own in series for y in own.ys) or 1.0
-  rows = [[name, *(own.get(name) for *_, own in parts)] for name in names]
+  series = [thinned(enumerate(map(losses_of_run.get, names))) for *_, losses_of_run in parts]
+  drawn = [Curve(r.name, losses_of_run, r.place, r.place) for (r, *_), losses_of_run in zip(parts, series, strict=True)]
+  largest = max(y for losses_of_run in series for y in losses_of_run.ys) or 1.0
+  rows = [[name, *(losses_of_run.get(name) for *_, losses_of_run in parts)] for name in names]
   table = figures.table(['part', *(curve.name for curve in drawn)], rows, 'Dev loss by part')
   steps = ', '.join(f'{record.name} at step {step}' for record, step, _ in parts)
   label = f'Dev loss of {len(names)} parts of the text, from 0 to {text(largest)}, {by}: {steps}'

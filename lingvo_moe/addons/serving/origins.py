@@ -43,8 +43,8 @@ class Origins:
     name = _name(host)
     if host and self._check_host and not (name in self._hosts or is_loopback(name)):
       return f'{host:.100} is no name of this server: start it with --allowed_hosts={name:.100}, if it should be'
-    own = origin in (f'http://{host}', f'https://{host}') or _name(origin.partition('://')[2]) in self._hosts
-    if origin and not own and not self._cors & {origin, '*'}:
+    is_own_origin = origin in (f'http://{host}', f'https://{host}') or _name(origin.partition('://')[2]) in self._hosts
+    if origin and not is_own_origin and not self._cors & {origin, '*'}:
       way_out = f'start the server with --cors={origin:.100} to let them' if origin != 'null' else 'use a page with one'
       return f'pages of the origin {origin:.100} may not use this server: {way_out}'
     return None

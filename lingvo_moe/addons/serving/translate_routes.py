@@ -58,8 +58,8 @@ class Translation(Service):
     source, target, told = query.language('source'), query.language('target'), {}
     if source == 'auto':
       source = None
-      if found := await asyncio.to_thread(self._detect_language, '\n'.join(texts)):
-        source, told = found[0]['language'], {'detectedLanguage': found[0]}
+      if detected := await asyncio.to_thread(self._detect_language, '\n'.join(texts)):
+        source, told = detected[0]['language'], {'detectedLanguage': detected[0]}
     languages = refused(self._languages.choose, source, target)
     return languages, source if len(self._languages.known['source']) > 1 else None, told
 
@@ -116,12 +116,12 @@ class Translation(Service):
     document = await asyncio.to_thread(refused, document_files.read, file.name, file.data, self.limits.file)
     languages, source, _ = await self._choose(fields, document.texts)
     asked = self._asked(fields, 1, not isinstance(document, document_files.Lines))
-    found: list[Aligned] = []
+    translations: list[Aligned] = []
     step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
     for begin in range(0, len(document.texts), step):
       answers = await self._answers(document.texts[begin : begin + step], (languages, 1, source, asked))
-      found += [_aligned(best) for best, *_ in answers.hypotheses]
-    written = await asyncio.to_thread(document.written, found)
+      translations += [_aligned(best) for best, *_ in answers.hypotheses]
+    written = await asyncio.to_thread(document.written, translations)
     data = written.encode() if isinstance(written, str) else written
     name = f'{secrets.token_urlsafe(16)}.{re.sub(_UNSAFE, "_", file.name)[-100:]}'
     self._files[name] = File(file.name, data)

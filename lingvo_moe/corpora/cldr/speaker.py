@@ -117,9 +117,9 @@ class Speaker:
     if kind in _NAMES_OF_LOCALE:
       name = getattr(locale, _NAMES_OF_LOCALE[kind]).get(key)
     elif kind == 'unit':
-      own, root = (data['unit_display_names'].get(key, {}) for data in (self._data, self._root))
-      own, root = (widths.get('long') or widths.get('short') for widths in (own, root))
-      name = own if own != root else None
+      language_names, root = (data['unit_display_names'].get(key, {}) for data in (self._data, self._root))
+      language_names, root = (widths.get('long') or widths.get('short') for widths in (language_names, root))
+      name = language_names if language_names != root else None
     elif kind == 'zone':
       metazone, form = key.rsplit('.', 1)
       name = locale.meta_zones.get(metazone, {}).get('long', {}).get(form)

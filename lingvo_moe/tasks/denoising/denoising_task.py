@@ -38,8 +38,8 @@ class Filler(plain_text.TextGenerator):
     with_spans = [i for i, row in enumerate(ids) if any(map(self._vocab.is_sentinel, row))]
     room = self._config.inputs_length - 1
     sources = [np.append(ids[i][:room], EOS) for i in with_spans]
-    for i, source, found in zip(with_spans, sources, self.decode(sources), strict=True):
-      answers[i] = [task.Hypothesis(self._vocab.fill(source, h.ids), h.score, h.log_prob) for h in found]
+    for i, source, hypotheses in zip(with_spans, sources, self.decode(sources), strict=True):
+      answers[i] = [task.Hypothesis(self._vocab.fill(source, h.ids), h.score, h.log_prob) for h in hypotheses]
     return task.Answers(answers, [i for i in with_spans if len(ids[i]) > room])
 
 

@@ -139,7 +139,9 @@ class Continuer(TextGenerator):
 
     `first` is the number of the first prompt, on which samples depend.
     """
-    return task.Answers([self._as_text(found) for found in self.decode([self._ids(text) for text in texts], first)], [])
+    return task.Answers(
+      [self._as_text(decoded) for decoded in self.decode([self._ids(text) for text in texts], first)], []
+    )
 
   def complete(self, requests: Sequence[Request]) -> list[list[task.Hypothesis]]:
     answers = []
@@ -150,13 +152,13 @@ class Continuer(TextGenerator):
       with self._one_at_a_time:
         self._listeners = Listeners(part, self._vocab.decode)
         hypotheses = self._complete(arrays)
-        found = [self._as_text(inference.decoded(hypotheses, row)) for row in range(len(part))]
-        self._listeners.finish([best.text for best, *_ in found])
-      answers += found
+        hypotheses_of_rows = [self._as_text(inference.decoded(hypotheses, row)) for row in range(len(part))]
+        self._listeners.finish([best.text for best, *_ in hypotheses_of_rows])
+      answers += hypotheses_of_rows
     return answers
 
   def _ids(self, text: str) -> np.ndarray:
     return np.array([BOS, *self._vocab.encode(text)], np.int32)
 
-  def _as_text(self, found: Sequence[inference.Decoded]) -> list[task.Hypothesis]:
-    return [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found]
+  def _as_text(self, decoded: Sequence[inference.Decoded]) -> list[task.Hypothesis]:
+    return [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in decoded]

@@ -74,12 +74,12 @@ class LmConfig(TransformerConfig, LanguageConfig):
 
   def model(self) -> LanguageModel:
     embedding = self.embedding(self.vocab_size or 8000)
-    own = None if self.tied_output else embedding
+    output_embedding = None if self.tied_output else embedding
     return self.make(
       LanguageModel,
       decoder=self.stack(self.num_layers, self.attention(), self.moe(), causal=True),
       target_embedding=embedding,
-      output_embedding=CompetingOutputs(embedding, self.output_experts) if self.output_experts else own,
+      output_embedding=CompetingOutputs(embedding, self.output_experts) if self.output_experts else output_embedding,
     )
 
 

@@ -53,8 +53,8 @@ class PerplexityJob(plain_text.PerplexityJob):
 
   def _make_samples(self) -> list[dict[str, Any]]:
     prompt = self._config.prompt
-    [found] = self._continuer.translate([prompt]).hypotheses if self._continuer else [[]]
-    return [{'prompt': prompt, 'text': h.text, 'log_prob': h.log_prob} for h in found]
+    [samples] = self._continuer.translate([prompt]).hypotheses if self._continuer else [[]]
+    return [{'prompt': prompt, 'text': h.text, 'log_prob': h.log_prob} for h in samples]
 
   def _in_summary(self, sample: dict[str, Any]) -> str:
     return sample['text']

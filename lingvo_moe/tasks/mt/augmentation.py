@@ -48,10 +48,13 @@ class Augmentation:
     texts: list[dict[int, str]] = [{}, {}]
     for kind in noise.KINDS:
       for i in np.flatnonzero(uniform(keys, kind) < self._noise.get(kind, 0)).tolist():
-        pair = [own[i] if i in own else vocab.decode(of[i]) for own, vocab, of in zip(texts, self._vocabs, rows)]
+        pair = [
+          changed_texts[i] if i in changed_texts else vocab.decode(of[i])
+          for changed_texts, vocab, of in zip(texts, self._vocabs, rows)
+        ]
         changed = noise.add(kind, *pair, int(temperature_sampling.fold(keys[i], 'noise', kind)))
-        for own, old, new in zip(texts, pair, changed):
-          own |= {i: new} if new != old else {}
+        for changed_texts, old, new in zip(texts, pair, changed):
+          changed_texts |= {i: new} if new != old else {}
     return texts
 
   def _segmented(self, side: int, rows: Rows, texts: dict[int, str], keys: np.ndarray) -> Rows:

@@ -35,8 +35,8 @@ class BatchPlan(NamedTuple):
   def rows_of(self, feed: Feed) -> BatchPlan:
     """The part that a process feeds, of B / process_count rows; see task.TrainInput."""
     rows = self.rows // feed.process_count
-    own = self.row // rows == feed.process_index
-    plan = BatchPlan(rows, self.length, *(column[own] for column in self[2:]))
+    is_of_process = self.row // rows == feed.process_index
+    plan = BatchPlan(rows, self.length, *(column[is_of_process] for column in self[2:]))
     return plan._replace(row=plan.row % rows)
 
 

@@ -99,36 +99,44 @@ def _spec(config: MtConfig, vocabs: tuple[Vocab, Vocab], theta: Mapping[str, Any
   decoder.embeddings.weight = decoder.projection.weight = target_table
   positions_1T = tf.range(max(_POSITIONS, config.max_length))[tf.newaxis]
   positions = sinusoidal_positions(positions_1T, config.model_dim)[0].numpy()
-  for stack, own in ((encoder, theta['encoder']), (decoder, theta['decoder'])):
+  for stack, stack_weights in ((encoder, theta['encoder']), (decoder, theta['decoder'])):
     stack.position_encodings.encodings = positions
-    _set_norm(stack.layer_norm, own['norm'])
+    _set_norm(stack.layer_norm, stack_weights['norm'])
     for number, layer in enumerate(stack.layer):
-      _set_layer(layer, own[weights_lib.layer_name(number)])
+      _set_layer(layer, stack_weights[weights_lib.layer_name(number)])
   return spec
 
 
-def _set_layer(layer: Any, own: Mapping[str, Any]) -> None:
-  _set_attention(layer.self_attention, own['attention'], 'qkv')
-  if 'cross_attention' in own:
-    _set_attention(layer.attention, own['cross_attention'], 'q', 'kv')
-  _set_norm(layer.ffn.layer_norm, own['ffn']['norm'])
-  _set_linear(layer.ffn.linear_0, own['ffn']['wi'], own['ffn']['bi'])
-  _set_linear(layer.ffn.linear_1, own['ffn']['wo'], own['ffn']['bo'])
+def _set_layer(layer: Any, layer_weights: Mapping[str, Any]) -> None:
+  _set_attention(layer.self_attention, layer_weights['attention'], 'qkv')
+  if 'cross_attention' in layer_weights:
+    _set_attention(layer.attention, layer_weights['cross_attention'], 'q', 'kv')
+  _set_norm(layer.ffn.layer_norm, layer_weights['ffn']['norm'])
+  _set_linear(layer.ffn.linear_0, layer_weights['ffn']['wi'], layer_weights['ffn']['bi'])
+  _set_linear(layer.ffn.linear_1, layer_weights['ffn']['wo'], layer_weights['ffn']['bo'])
 
 
-def _set_attention(attention: Any, own: Mapping[str, Any], *inputs: str) -> None:
+def _set_attention(attention: Any, attention_weights: Mapping[str, Any], *inputs: str) -> None:
   """Sets linear maps into queries, keys and values, by letters of those that are one map, and the one out of them."""
-  _set_norm(attention.layer_norm, own['norm'])
+  _set_norm(attention.layer_norm, attention_weights['norm'])
   for linear, letters in zip(attention.linear, inputs):
-    weights = [own[f'w{letter}'].reshape(own[f'w{letter}'].shape[0], -1) for letter in letters]
-    biases = [own.get(f'b{letter}', np.zeros_like(own['bv'])).reshape(-1) for letter in letters]  # keys have none
+    weights = [
+      attention_weights[f'w{letter}'].reshape(attention_weights[f'w{letter}'].shape[0], -1) for letter in letters
+    ]
+    biases = [
+      attention_weights.get(f'b{letter}', np.zeros_like(attention_weights['bv'])).reshape(-1) for letter in letters
+    ]  # keys have none
     _set_linear(linear, np.concatenate(weights, axis=1), np.concatenate(biases))
-  _set_linear(attention.linear[len(inputs)], own['wo'].reshape(-1, own['wo'].shape[-1]), own['bo'])
+  _set_linear(
+    attention.linear[len(inputs)],
+    attention_weights['wo'].reshape(-1, attention_weights['wo'].shape[-1]),
+    attention_weights['bo'],
+  )
 
 
 def _set_linear(linear: Any, weight_MJ: np.ndarray, bias_J: np.ndarray) -> None:
   linear.weight, linear.bias = np.ascontiguousarray(weight_MJ.T), bias_J
 
 
-def _set_norm(norm: Any, own: Mapping[str, Any]) -> None:
-  norm.gamma, norm.beta = own['scale'], own['bias']
+def _set_norm(norm: Any, norm_weights: Mapping[str, Any]) -> None:
+  norm.gamma, norm.beta = norm_weights['scale'], norm_weights['bias']

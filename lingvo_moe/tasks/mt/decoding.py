@@ -96,7 +96,7 @@ class SentenceTranslator(task.Translator):
       sizes = self._num_symbols, self._config.max_length, int(self._config.tags_both)
       constrained = TextConstraints(request, self.target_vocab, *sizes)
     batches = TextInput(config, self._vocabs, sources, target)
-    found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
+    hypotheses_of_sources = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
     if batches.empty:
       progress(len(batches.empty))
     for index_B, batch in batches:
@@ -110,12 +110,12 @@ class SentenceTranslator(task.Translator):
         batch |= by_row([Request.of_text(sources[i] if i >= 0 else '', sampling) for i in index_B], width)
       hypotheses = function(batch)
       for sentence, row in new.items():
-        found[sentence] = self._read(hypotheses, row)
+        hypotheses_of_sources[sentence] = self._read(hypotheses, row)
         if search == 'mbr':
-          found[sentence] = minimum_bayes_risk.best(found[sentence], self.n_best)
-        keep(sentence, found[sentence])
+          hypotheses_of_sources[sentence] = minimum_bayes_risk.best(hypotheses_of_sources[sentence], self.n_best)
+        keep(sentence, hypotheses_of_sources[sentence])
       progress(len(new))
-    answers = task.Answers(found, batches.truncated)
+    answers = task.Answers(hypotheses_of_sources, batches.truncated)
     return self._aligned(sources, answers, target) if request.alignments else answers
 
   def too_long(self, texts: Sequence[str], target: language_tags.Languages = None) -> list[int]:
@@ -148,18 +148,18 @@ class SentenceTranslator(task.Translator):
 
     A sentence over max_length is aligned in part.
     """
-    found = [Alignment([], [], []) for _ in sources]
+    alignments = [Alignment([], [], []) for _ in sources]
     around = self._config.tags_around(self._vocabs[0], target)
     for index_B, batch in TextInput(self._config, self._vocabs, sources, target, targets):
       weights_BTU = self._attend(batch)
       for row in np.flatnonzero(index_B >= 0):
         i, sides, places = index_B[row], [], []
-        for side, own, vocab, texts in zip(('src_ids', 'tgt_labels'), around, self._vocabs, (sources, targets)):
-          length = np.count_nonzero(batch[side][row]) - len(own.after)
-          places.append(slice(len(own.before), length))
+        for side, around_side, vocab, texts in zip(('src_ids', 'tgt_labels'), around, self._vocabs, (sources, targets)):
+          length = np.count_nonzero(batch[side][row]) - len(around_side.after)
+          places.append(slice(len(around_side.before), length))
           sides.append(vocab.tokens(batch[side][row, places[-1]].tolist(), texts[i]))
-        found[i] = Alignment.of_attention(*sides, weights_BTU[row, places[1], places[0]])
-    return found
+        alignments[i] = Alignment.of_attention(*sides, weights_BTU[row, places[1], places[0]])
+    return alignments
 
   def routing(
     self, sources: Sequence[str], translations: Sequence[str], target: language_tags.Languages = None
@@ -168,12 +168,12 @@ class SentenceTranslator(task.Translator):
 
     A sentence without tokens has an empty one.
     """
-    found = [task.SentenceRouting([], [], {}) for _ in sources]
+    routings = [task.SentenceRouting([], [], {}) for _ in sources]
     for index_B, batch in TextInput(self._config, self._vocabs, sources, target, translations):
       decided = self._decide(batch)
       for row in np.flatnonzero(index_B >= 0):
-        found[index_B[row]] = self._routing_of(batch, decided, row)
-    return found
+        routings[index_B[row]] = self._routing_of(batch, decided, row)
+    return routings
 
   def _routing_of(self, batch, decided, row: int) -> task.SentenceRouting:
     source, target = (int(np.sum(batch[f'{side}_segments'][row] > 0)) for side in ('src', 'tgt'))
@@ -188,6 +188,6 @@ class SentenceTranslator(task.Translator):
     )
 
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[task.Hypothesis]:
-    found = inference.decoded(hypotheses, row)
-    texts = self._vocabs[1].detokenize([h.ids for h in found])
-    return [task.Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, found, strict=True)]
+    decoded = inference.decoded(hypotheses, row)
+    texts = self._vocabs[1].detokenize([h.ids for h in decoded])
+    return [task.Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, decoded, strict=True)]

@@ -34,9 +34,9 @@ _MANY_SHARED = 0.01  # share of held-out lines in train from which on the user i
 
 def trained_pairs(config: DataConfig) -> list[parallel.Pair]:
   """Pairs that are trained on, one for each corpus of its mixture; Pair.split is the prefix of the corpus."""
-  found = [pair for corpus in config.mixture for pair in _find(config, corpus.prefix)]
+  pairs = [pair for corpus in config.mixture for pair in _find(config, corpus.prefix)]
   corpora: dict[tuple[str, str], str] = {}  # by pair and file
-  for pair in found:
+  for pair in pairs:
     for path in pair.source_files:
       other = corpora.setdefault((pair.name, path), pair.split)
       if other != pair.split:
@@ -44,7 +44,7 @@ def trained_pairs(config: DataConfig) -> list[parallel.Pair]:
           f'a file is of one corpus; {path} is of {other} and of {pair.split}, as files PREFIX-*.LANGUAGE are shards '
           f'of PREFIX where there is no PREFIX.LANGUAGE: leave one out of corpora, or rename its files'
         )
-  return sorted(found, key=lambda pair: pair.name)
+  return sorted(pairs, key=lambda pair: pair.name)
 
 
 def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
@@ -164,29 +164,29 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
   """
   from lingvo_moe.tasks.mt import cache  # imports TensorFlow
 
-  found: dict[str, list[parallel.Pair]] = {}
+  pairs_by_corpus: dict[str, list[parallel.Pair]] = {}
   for split in ('dev', 'test', 'train'):
     with contextlib.suppress(UserError):  # there is none: who needs it will say so
-      if split != 'train' or found:
-        found[split] = trained_pairs(config) if split == 'train' else _find(config, split)
+      if split != 'train' or pairs_by_corpus:
+        pairs_by_corpus[split] = trained_pairs(config) if split == 'train' else _find(config, split)
   path = os.path.join(
-    cache_dir, f'in_train-{cache.digest_of_keys([*itertools.chain(*found.values())], cache_dir)}.json'
+    cache_dir, f'in_train-{cache.digest_of_keys([*itertools.chain(*pairs_by_corpus.values())], cache_dir)}.json'
   )
   with contextlib.suppress(OSError, UserError):
     return json_files.read(path, warnings=json_files.list_of(json_files.TEXT))['warnings']
-  warnings = _within_train(found, cache_dir)
+  warnings = _within_train(pairs_by_corpus, cache_dir)
   with contextlib.suppress(OSError):
     files.write(path, json_files.dump({'warnings': warnings}))
   return warnings
 
 
-def _within_train(found: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) -> list[str]:
+def _within_train(pairs_by_corpus: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) -> list[str]:
   """Warnings of within_train, given the pairs of each split."""
   from lingvo_moe.tasks.mt import cache
   from lingvo_moe.tasks.token_cache import joined
 
   keys = {}
-  for split, pairs in found.items():
+  for split, pairs in pairs_by_corpus.items():
     with contextlib.suppress(UserError):  # it is no text
       sides_of = cache.open_keys(pairs, cache_dir)
       by_name = collections.defaultdict(list)
@@ -199,7 +199,9 @@ def _within_train(found: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) 
     for name, sides in sides_of.items():
       sources, targets = (side.tokens.view(np.uint64) for side in sides)
       if name in train and len(sources) == len(targets):
-        in_train = [_are_in(side, own) for side, own in zip((sources, targets), train[name], strict=True)]
+        in_train = [
+          _are_in(side, train_paths) for side, train_paths in zip((sources, targets), train[name], strict=True)
+        ]
         lines += len(sources)
         shared += int(np.count_nonzero(np.logical_or(*in_train)))
     if shared > _MANY_SHARED * lines:
@@ -212,10 +214,10 @@ def _within_train(found: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) 
 
 def _are_in(hashes: np.ndarray, train: TokenCache) -> np.ndarray:
   """Whether each hash, other than 0, is in a cache of keys."""
-  found = np.zeros(len(hashes), bool)
+  is_in_train = np.zeros(len(hashes), bool)
   for part in train.parts():
-    found |= np.isin(hashes, part.view(np.uint64))
-  return found & (hashes != 0)
+    is_in_train |= np.isin(hashes, part.view(np.uint64))
+  return is_in_train & (hashes != 0)
 
 
 def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, list[str], list[str]]]:

@@ -45,7 +45,10 @@ class Ensemble:
     return self._of_each(lambda member, theta, memory: member.init_cache(theta, memory, num_positions), theta, memories)
 
   def keep_positions(self, caches: Sequence[Any], positions_BU: tf.Tensor) -> list[Any]:
-    return [member.decoder.keep_positions(own, positions_BU) for member, own in zip(self.members, caches, strict=True)]
+    return [
+      member.decoder.keep_positions(member_cache, positions_BU)
+      for member, member_cache in zip(self.members, caches, strict=True)
+    ]
 
   def decode_step(
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, src_segments_BU: tf.Tensor, caches: Sequence[Any]
@@ -69,7 +72,10 @@ class Ensemble:
 
   def _of_each(self, function: Callable[..., Any], theta: Theta, *values: Sequence[Any]) -> list[Any]:
     """Results of function(member, its weights, its values)."""
-    return [function(member, theta[str(i)], *own) for i, (member, *own) in enumerate(zip(self.members, *values))]
+    return [
+      function(member, theta[str(i)], *member_values)
+      for i, (member, *member_values) in enumerate(zip(self.members, *values))
+    ]
 
 
 class EnsembleConfig:

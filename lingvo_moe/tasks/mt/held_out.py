@@ -204,7 +204,9 @@ class TranslateJob(_PairsJob):
     other_files = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
     other_files |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
     if self._request.alignments:
-      other_files |= {name + log_directory.ALIGNMENTS: own for name, [_, own] in computed.results.items()}
+      other_files |= {
+        name + log_directory.ALIGNMENTS: alignment_lines for name, [_, alignment_lines] in computed.results.items()
+      }
     return task.Outcome(texts, scalars, summary, other_files)
 
   def report(self, summary: Mapping) -> str:
@@ -215,7 +217,7 @@ class TranslateJob(_PairsJob):
     for name, line, translation in summary.get('samples', ()):  # an earlier version has none
       source, reference = sets[name].sources[line - 1], sets[name].targets[line - 1]
       said = {'source': source, 'reference': reference, 'translation': translation}
-      rows = (f'  {what:11} {text.shortened(own, _SAMPLE_LENGTH)}' for what, own in said.items())
+      rows = (f'  {what:11} {text.shortened(sample_text, _SAMPLE_LENGTH)}' for what, sample_text in said.items())
       blocks.append('\n'.join([f'{name}, line {line}', *rows]))
     return '\n\n'.join([*blocks, table])
 
@@ -286,12 +288,12 @@ def job_of_export(
   if not data_dir:
     raise UserError(f'an export has no corpus; saw {model.path}: give its folder as --data_dir')
   settings = model.settings
-  own = ','.join('-'.join(pair) for pair in model.pairs())
+  known_pairs = ','.join('-'.join(pair) for pair in model.pairs())
   names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra', *SEARCH
   config = types.SimpleNamespace(
     **{name: settings[name] for name in names},
     data_dir=data_dir,
-    pairs=own if pairs is None else pairs,
+    pairs=known_pairs if pairs is None else pairs,
     split_files=(),
     dev_lines=0,
     tag_target=settings['tagged'],

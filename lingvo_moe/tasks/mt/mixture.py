@@ -69,18 +69,18 @@ def parse(text: str) -> tuple[Corpus, ...]:
 
 
 def _corpus(words: Sequence[str]) -> Corpus:
-  prefix, found = words[0], [_WORD.fullmatch(word) for word in words[1:]]
-  bad = next((word for word, match in zip(words[1:], found) if match is None), None)
+  prefix, matches = words[0], [_WORD.fullmatch(word) for word in words[1:]]
+  bad = next((word for word, match in zip(words[1:], matches) if match is None), None)
   weights = [
-    (int(m['step'] or 0), float(m['weight'] or m['later'])) for m in found if m and (m['weight'] or m['later'])
+    (int(m['step'] or 0), float(m['weight'] or m['later'])) for m in matches if m and (m['weight'] or m['later'])
   ]
   if bad or [step for step, _ in weights] != sorted({0, *(step for step, _ in weights)}) or prefix in ('dev', 'test'):
     raise UserError(
       'a line of corpora is the prefix of files, neither dev nor test, a weight, others as STEP:WEIGHT by ascending '
       f'steps, tag or tag=NAME, and loss=NUMBER; saw {" ".join(words)!r}: write e.g. bt 2 20000:0.5 tag loss=0.5'
     )
-  tag = next((m['name'] or prefix for m in found if m['tag']), '')
-  return Corpus(prefix, tuple(weights), tag, next((round(1000 * float(m['loss'])) for m in found if m['loss']), 1000))
+  tag = next((m['name'] or prefix for m in matches if m['tag']), '')
+  return Corpus(prefix, tuple(weights), tag, next((round(1000 * float(m['loss'])) for m in matches if m['loss']), 1000))
 
 
 def stages(corpora: Sequence[Corpus]) -> list[int]:

@@ -133,7 +133,7 @@ class TrainInput(task.TrainInput):
       before, most = self._examples.rows(pair, line), self._examples.most_ids
       rows = self._augmentation(number, before, most)
       grown = [np.array([len(b) - len(a) for a, b in zip(*sides)]) for sides in zip(before, rows)]
-      lengths = [(own + more) * (own > 0) for own, more in zip(lengths, grown)]
+      lengths = [(line_lengths + more) * (line_lengths > 0) for line_lengths, more in zip(lengths, grown)]
     plans = self._batcher.plan(*lengths)
     order = shuffled(len(plans), self._config.seed, 'batches', number)
     return _Window(pair, line, [plans[i] for i in order], rows)
@@ -180,10 +180,10 @@ class HeldOutInput(task.DevInput):
 
   def __iter__(self) -> Iterator[Batch]:
     for plan in self._plans:
-      own = plan.rows_of(self._feed)
-      pairs_BP = np.zeros((own.rows, len(self.subsets)), np.int32)
-      pairs_BP[own.row, self._pair[own.example]] = 1
-      yield {**self._examples.batch(own, self._pair, self._line), 'pairs': pairs_BP}
+      own_rows = plan.rows_of(self._feed)
+      pairs_BP = np.zeros((own_rows.rows, len(self.subsets)), np.int32)
+      pairs_BP[own_rows.row, self._pair[own_rows.example]] = 1
+      yield {**self._examples.batch(own_rows, self._pair, self._line), 'pairs': pairs_BP}
 
 
 class TextInput:
@@ -217,11 +217,11 @@ class TextInput:
       )
     around = config.tags_around(vocabs[0], languages)
     too_long, self._sides = set(), []
-    for lines, vocab, own in zip((sources, targets), vocabs, around):
+    for lines, vocab, around_side in zip((sources, targets), vocabs, around):
       if lines is not None:
         rows = vocab.encode(['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines])
-        too_long |= {i for i, ids in enumerate(rows) if len(ids) + own.count > config.max_length}
-        self._sides.append([own.put(ids, config.max_length) for ids in rows])
+        too_long |= {i for i, ids in enumerate(rows) if len(ids) + around_side.count > config.max_length}
+        self._sides.append([around_side.put(ids, config.max_length) for ids in rows])
     lengths = [np.array([len(ids) for ids in rows], np.int64) for rows in self._sides]
     # Indices of sources without a token, in no batch.
     self.empty = np.flatnonzero(lengths[0] == around[0].count).tolist()

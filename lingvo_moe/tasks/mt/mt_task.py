@@ -69,10 +69,12 @@ class TranslationTask(task.Task):
   def foreign_weights(self, other: task.Task) -> dict[str, tuple[list[int], list[int]]]:
     """The embeddings whose vocabulary is another there, with the rows whose pieces are in both vocabularies."""
     foreign, theirs = {}, other.vocabs if isinstance(other, TranslationTask) else (None, None)
-    for name, own, their in zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True):
-      if not their or own.fingerprint != their.fingerprint:
+    for name, our_vocab, their in zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True):
+      if not their or our_vocab.fingerprint != their.fingerprint:
         row_there = {piece: i for i, piece in enumerate(their.pieces(range(their.size)))} if their else {}
-        rows = [(i, row_there[piece]) for i, piece in enumerate(own.pieces(range(own.size))) if piece in row_there]
+        rows = [
+          (i, row_there[piece]) for i, piece in enumerate(our_vocab.pieces(range(our_vocab.size))) if piece in row_there
+        ]
         foreign[name] = [i for i, _ in rows], [i for _, i in rows]
     if 'target_embedding' in foreign:  # of a model whose output softmax does not share it
       foreign['output_embedding'] = foreign['target_embedding']
@@ -113,12 +115,12 @@ class TranslationTask(task.Task):
     for name, other in others:
       if not isinstance(other, TranslationTask):
         raise UserError(f'runs of an ensemble have one task; {name} does not translate')
-      for side, own, theirs in zip(('source', 'target'), self.vocabs, other.vocabs, strict=True):
-        if own.fingerprint != theirs.fingerprint:
+      for side, ours, theirs in zip(('source', 'target'), self.vocabs, other.vocabs, strict=True):
+        if ours.fingerprint != theirs.fingerprint:
           raise UserError(f'runs of an ensemble share their vocabularies; {name} has another of the {side}')
       for field in ('tag_target', 'tag_sides', 'begin'):
-        if (own := getattr(self.config, field)) != (theirs := getattr(other.config, field)):
-          raise UserError(f'runs of an ensemble share {field}; saw {own!r} in the first, and {theirs!r} in {name}')
+        if (ours := getattr(self.config, field)) != (theirs := getattr(other.config, field)):
+          raise UserError(f'runs of an ensemble share {field}; saw {ours!r} in the first, and {theirs!r} in {name}')
     return EnsembleConfig([self.config, *(other.config for _, other in others)])
 
   def choose_target(self, asked: str | None, source: str | None = None) -> language_tags.Languages:
@@ -130,10 +132,10 @@ class TranslationTask(task.Task):
     listed = [name.strip() for name in self.config.pairs.split(',')]
     names = {*subsets, *(name for name in listed if '-' in name and not set(name) & set('*?['))}
     try:
-      found = {(pair.source, pair.target) for pair in dev_lines.trained_pairs(self.config)}
+      known_pairs = {(pair.source, pair.target) for pair in dev_lines.trained_pairs(self.config)}
     except UserError:
-      found = set()
-    return sorted(found | set(parallel.languages_of(names - {'-'.join(pair) for pair in found})))
+      known_pairs = set()
+    return sorted(known_pairs | set(parallel.languages_of(names - {'-'.join(pair) for pair in known_pairs})))
 
   def router(
     self, runner: task.Runner

@@ -37,15 +37,15 @@ def _typos(source: str, target: str, draw: Draw) -> Sides:
 
   Letters move with their marks.
   """
-  found = words_lib.clusters(source)
-  for _ in range(1 + len(found) // _CHARACTERS_A_TYPO):
-    letters = [i for i, cluster in enumerate(found) if words_lib.is_letter(cluster)]
+  clusters = words_lib.clusters(source)
+  for _ in range(1 + len(clusters) // _CHARACTERS_A_TYPO):
+    letters = [i for i, cluster in enumerate(clusters) if words_lib.is_letter(cluster)]
     if letters:
-      i, other = letters[draw(len(letters))], found[letters[draw(len(letters))]]
-      edits = [], [found[i]] * 2, [*found[i + 1 : i + 2], found[i]], [other]
+      i, other = letters[draw(len(letters))], clusters[letters[draw(len(letters))]]
+      edits = [], [clusters[i]] * 2, [*clusters[i + 1 : i + 2], clusters[i]], [other]
       kind = draw(4)
-      found[i : i + 1 + (kind == 2)] = edits[kind]
-  return ''.join(found), target
+      clusters[i : i + 1 + (kind == 2)] = edits[kind]
+  return ''.join(clusters), target
 
 
 def _words(source: str, target: str, draw: Draw) -> Sides:

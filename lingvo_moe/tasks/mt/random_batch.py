@@ -21,7 +21,9 @@ def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
   def side(vocab_size):
     lengths_B = np.full(rows, length) if full else rng.integers(1, length + 1, rows)
     ids_BT = rng.integers(_FIRST_ID, vocab_size, [rows, length])
-    return padded([np.append(ids[: own - 1], EOS) for ids, own in zip(ids_BT, lengths_B, strict=True)], rows, length)
+    return padded(
+      [np.append(ids[: row_length - 1], EOS) for ids, row_length in zip(ids_BT, lengths_B, strict=True)], rows, length
+    )
 
   source = side(config.source_vocab_size)
   target = side(config.source_vocab_size if config.shared_vocab else config.target_vocab_size)

@@ -64,18 +64,18 @@ def notices(sets: Mapping[str, tuple[str, Sequence[str], Sequence[str]]]) -> lis
     if (code := _by_code(language)) and not _agree(code, _by_script(references))
   }
   tokenized = [name for name, (_, *sides) in sets.items() if any(map(_look_tokenized, sides))]
-  found = []
+  messages = []
   if other:
-    found.append(
+    messages.append(
       'references are not in the script that the code of their language stands for, so BLEU splits their words by '
       + some(f'{name} in {pair}' for pair, name in other.items())
     )
   if tokenized:
-    found.append(
+    messages.append(
       'lines end in a full stop after a space, as in tokenised text, of which BLEU is not comparable with others: '
       f'train and score plain text; {some(tokenized)}'
     )
-  return found
+  return messages
 
 
 def some(names: Iterable[str]) -> str:

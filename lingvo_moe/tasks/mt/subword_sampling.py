@@ -55,7 +55,11 @@ class SubwordSampler:
     for piece, i in ids.items():
       splits[i] = splits_of(piece)
     counts = np.array(list(map(len, splits)))
-    return counts, np.cumsum(counts) - counts, [np.array(split, np.int32) for own in splits for split in own]
+    return (
+      counts,
+      np.cumsum(counts) - counts,
+      [np.array(split, np.int32) for word_splits in splits for split in word_splits],
+    )
 
   def check_nbest(self) -> None:
     """Raises UserError where there are no n best segmentations."""

@@ -73,9 +73,9 @@ class TextSearch:
       tag_B = self._tag_ids(rows, source, 'source')
     ids_BT, lengths_B, truncated_B = self._tokenize(lines, tag_B)
     order_B = tf.argsort(lengths_B, direction='DESCENDING', stable=True)
-    found = self._search_in_batches(weights, *(tf.gather(x, order_B) for x in (ids_BT, first_B, lengths_B)))
+    results = self._search_in_batches(weights, *(tf.gather(x, order_B) for x in (ids_BT, first_B, lengths_B)))
     back_B = tf.argsort(order_B)
-    text, score, log_prob = (tf.gather(x, back_B) for x in found)
+    text, score, log_prob = (tf.gather(x, back_B) for x in results)
     return {'text': text, 'score': score, 'log_prob': log_prob, 'truncated': truncated_B}
 
   def _tokenize(self, lines: tf.Tensor, tag_B: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -108,17 +108,19 @@ class TextSearch:
     """(texts, scores, log-probabilities), [B] each, of rows of descending length; of rows without ids, '' and 0."""
     nonempty = tf.math.count_nonzero(lengths_B, dtype=tf.int32)
 
-    def search_batch(start, *found):
+    def search_batch(start, *results):
       length = lengths_B[start]
       rows = tf.maximum(self._batch_tokens // length, 1)
-      own = slice(start, tf.minimum(start + rows, nonempty))
-      new = self._search(weights, ids_BT[own, :length], first_B[own], lengths_B[own])
-      return start + rows, *(tf.concat(pair, axis=0) for pair in zip(found, new, strict=True))
+      batch_rows = slice(start, tf.minimum(start + rows, nonempty))
+      new = self._search(weights, ids_BT[batch_rows, :length], first_B[batch_rows], lengths_B[batch_rows])
+      return start + rows, *(tf.concat(pair, axis=0) for pair in zip(results, new, strict=True))
 
     initial = tf.constant(0), tf.zeros([0], tf.string), tf.zeros([0]), tf.zeros([0])
     shapes = tf.TensorShape([]), *([tf.TensorShape([None])] * 3)
-    _, *found = tf.while_loop(lambda start, *_: start < nonempty, search_batch, initial, shapes, parallel_iterations=1)
-    return tuple(tf.concat([x, tf.zeros([tf.size(lengths_B) - nonempty], x.dtype)], axis=0) for x in found)
+    _, *of_rows = tf.while_loop(
+      lambda start, *_: start < nonempty, search_batch, initial, shapes, parallel_iterations=1
+    )
+    return tuple(tf.concat([x, tf.zeros([tf.size(lengths_B) - nonempty], x.dtype)], axis=0) for x in of_rows)
 
   def _search(
     self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, first_B: tf.Tensor, lengths_B: tf.Tensor
@@ -129,9 +131,9 @@ class TextSearch:
     batch = dict(zip(SOURCE_KEYS, (ids_BT, segments_BT, positions_BT), strict=True))
     if self._config.tags_both:
       batch[FIRST] = first_B[:, tf.newaxis]
-    found = inference.search(self._program.model, self._program.theta(weights), batch, self._config)
-    ids_BT = found.ids_BWT[:, 0]
+    hypotheses = inference.search(self._program.model, self._program.theta(weights), batch, self._config)
+    ids_BT = hypotheses.ids_BWT[:, 0]
     is_text_BT = (ids_BT != PAD) & (ids_BT != BOS) & (ids_BT != EOS) & (ids_BT < self._target_size)
     texts_B = self.resources[1].detokenize(tf.ragged.boolean_mask(ids_BT, is_text_BT))
     # Byte pieces can form a line break.
-    return tf.strings.regex_replace(texts_B, '[\n\r]', ' '), found.scores_BW[:, 0], found.log_probs_BW[:, 0]
+    return tf.strings.regex_replace(texts_B, '[\n\r]', ' '), hypotheses.scores_BW[:, 0], hypotheses.log_probs_BW[:, 0]

@@ -94,9 +94,9 @@ def extend_vocab(base: Vocab, output: str, languages: Sequence[str], more: Vocab
   model = sentencepiece_model_pb2.ModelProto.FromString(base.model_bytes)
   kinds, known = sentencepiece_model_pb2.ModelProto.SentencePiece, {piece.piece for piece in model.pieces}
   lowest = min(piece.score for piece in model.pieces if piece.type == kinds.NORMAL)
-  found = sentencepiece_model_pb2.ModelProto.FromString(more.model_bytes).pieces if more else ()
+  more_pieces = sentencepiece_model_pb2.ModelProto.FromString(more.model_bytes).pieces if more else ()
   new = {tag(language): (0.0, kinds.CONTROL) for language in languages}
-  new |= {piece.piece: (piece.score + lowest, kinds.NORMAL) for piece in found if piece.type == kinds.NORMAL}
+  new |= {piece.piece: (piece.score + lowest, kinds.NORMAL) for piece in more_pieces if piece.type == kinds.NORMAL}
   for piece, (score, kind) in new.items():
     if piece not in known:
       model.pieces.add(piece=piece, score=score, type=kind)

@@ -54,8 +54,8 @@ class Windows:
 
     Windows are numbered since training began.
     """
-    own = self._rows // self._feed.process_count
-    numbers = step * self._rows + self._feed.process_index * own + np.arange(own)
+    rows_of_process = self._rows // self._feed.process_count
+    numbers = step * self._rows + self._feed.process_index * rows_of_process + np.arange(rows_of_process)
     epochs = numbers // self.count
     starts = np.empty_like(numbers)
     for epoch in np.unique(epochs).tolist():
@@ -91,11 +91,11 @@ class HeldOutInput(task.DevInput):
     return -(-len(self.examples) // self._rows)
 
   def __iter__(self) -> Iterator[Batch]:
-    own = self._rows // self._feed.process_count
+    rows_of_process = self._rows // self._feed.process_count
     for number in range(len(self)):
-      start = number * self._rows + self._feed.process_index * own
-      examples = self.examples[start : start + own]
-      files_BP = np.zeros([own, len(self.subsets)], np.int32)
+      start = number * self._rows + self._feed.process_index * rows_of_process
+      examples = self.examples[start : start + rows_of_process]
+      files_BP = np.zeros([rows_of_process, len(self.subsets)], np.int32)
       for row, (file, *_) in enumerate(examples):
         files_BP[row, file] = 1
-      yield self.arrays(examples, own) | {'files': files_BP}
+      yield self.arrays(examples, rows_of_process) | {'files': files_BP}
