@@ -201,7 +201,7 @@ def launched(count, *command, **options):
 
 SHARING = """
 import sys
-from lingvo_moe import app, machine
+from lingvo_moe.cli import app, machine
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.cli.machine import RuntimeOptions
 

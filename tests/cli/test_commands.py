@@ -282,7 +282,7 @@ def test_a_checkout_finds_its_models_when_another_copy_is_installed(tmp_path):
   code = f'import sys; others = [p for p in sys.path if "__editable__" not in p and p != {str(ROOT)!r}]\n'
   code += f'sys.path = [{str(tmp_path)!r}, *others]\n'
   code += 'sys.meta_path = [f for f in sys.meta_path if "__editable__" not in str(f)]\n'
-  code += 'from lingvo_moe.core import registry\nprint(sys.modules[registry.get("mt.cldr.Tiny").__module__].__file__)'
+  code += 'from lingvo_moe.config import registry\nprint(sys.modules[registry.get("mt.cldr.Tiny").__module__].__file__)'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
   assert done.stdout.strip() == str(tmp_path / 'params/mt/cldr.py'), done.stderr
   shutil.rmtree(tmp_path / 'params')

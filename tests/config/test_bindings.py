@@ -147,7 +147,7 @@ def test_a_statement_that_binds_nothing_gets_the_line_to_type(text, answer):
 )
 def test_an_include_imports_nothing(path):
   code = (
-    'import sys; from lingvo_moe.core import bindings\n'
+    'import sys; from lingvo_moe.config import bindings\n'
     'before = set(sys.modules)\n'
     f'print(bindings._located({path!r})); print(*(set(sys.modules) - before))'
   )

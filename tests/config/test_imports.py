@@ -10,7 +10,7 @@ from lingvo_moe.config import imports, registry
 from lingvo_moe.core.errors import UserError
 
 MODEL = '''
-from lingvo_moe.core import registry
+from lingvo_moe.config import registry
 from lingvo_moe.params.mt import cldr
 
 
@@ -41,7 +41,7 @@ def write(tmp_path, monkeypatch):
 
 def test_a_file_is_the_module_of_its_name_and_is_executed_once(write):
   path = write('import sys\nsys.stdout.write("executed ")\n' + MODEL.format(name='Mine'))
-  done = forks.run(['-c', f'from lingvo_moe.core import registry\nfor _ in "ab": registry.install([{path!r}])'])
+  done = forks.run(['-c', f'from lingvo_moe.config import registry\nfor _ in "ab": registry.install([{path!r}])'])
   assert done.stdout == 'executed ' and not done.stderr
   registry.install([path])
   assert registry.get('harbour_of_a_test.Mine').__module__ == 'harbour_of_a_test'
@@ -64,7 +64,7 @@ def test_what_was_compiled_of_another_text_is_not_executed(write, tmp_path):
 def test_a_later_file_may_import_an_earlier_one(write):
   first = write(MODEL.format(name='First'), 'first_of_a_test.py')
   second = write(
-    'from first_of_a_test import First\nfrom lingvo_moe.core import registry\n\n\n'
+    'from first_of_a_test import First\nfrom lingvo_moe.config import registry\n\n\n'
     '@registry.register\nclass Second(First):\n  """For a test."""\n\n  ff_dim: int = 96\n',
     'second_of_a_test.py',
   )
@@ -136,7 +136,7 @@ def test_another_file_of_the_same_name_is_refused(write):
 
 def test_a_file_that_imports_tensorflow_starts_as_quietly_as_the_package(write):
   path = write('import tensorflow as tf\n' + MODEL.format(name='Mine'))
-  code = f'from lingvo_moe.core import registry\nregistry.install([{path!r}])\nprint(registry.own_names())'
+  code = f'from lingvo_moe.config import registry\nregistry.install([{path!r}])\nprint(registry.own_names())'
   done = forks.run(['-c', code])
   assert done.stdout == "['harbour_of_a_test.Mine']\n" and done.stderr == ''
 

@@ -131,7 +131,7 @@ def test_what_is_said_of_a_model_ends_with_how_to_run_it_and_what_came_of_it(nam
 
 def test_only_the_module_asked_for_is_imported():
   code = (
-    'import sys; from lingvo_moe.core import registry; registry.get("mt.m4mini.Tiny");'
+    'import sys; from lingvo_moe.config import registry; registry.get("mt.m4mini.Tiny");'
     'print([m for m in sys.modules if m.startswith("lingvo_moe.params.mt.")],'
     ' sorted(registry.siblings("mt.m4mini.Tiny")))'
   )
