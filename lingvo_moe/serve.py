@@ -26,6 +26,7 @@ from lingvo_moe.cli import app, checkpoint_flags, machine
 from lingvo_moe.cli.options import flag
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.text.text_model import Asked
 
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def load(options: Options) -> TextModel:
     languages = run.choose_target(None)
   except UserError:  # several, of which any will do
     languages = next((run.choose_target(target, source) for source, target in run.pairs()), None)
-  run.answer(['1'], languages)
+  run.answer(['1'], Asked(languages))
   return run
 
 

@@ -37,6 +37,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.run import process_group
 from lingvo_moe.text import sentences
+from lingvo_moe.text.text_model import Asked
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def translate(
   batches = _batches(source, options.batch_lines, None if group.count == 1 else _WHILE_SECONDS)
   while (lines := group.on_leader(lambda: next(batches, None))) is not None:
     if lines:
-      answer = functools.partial(run.answer, lines, languages, options.n_best, options.source, options.request)
+      answer = functools.partial(run.answer, lines, Asked(languages, options.n_best, options.source, options.request))
       translated = group.on_all(answer)
       group.on_leader(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
       lines_read += len(lines)

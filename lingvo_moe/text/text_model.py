@@ -29,6 +29,15 @@ class PairScore(NamedTuple):
   tokens: int  # tokens of the target with the end; 0 where the source is empty
 
 
+class Asked(NamedTuple):
+  """What is asked of lines."""
+
+  target: Languages = None  # from choose_target
+  n_best: int = 1  # hypotheses of each line
+  source: str | None = None  # source language, as far as it is known, by whose rules sentences end
+  request: TranslationRequest = NOTHING  # what else is asked
+
+
 class TextModel(abc.ABC):
   """Model that translates, scores or continues text. Its methods may be called from several threads."""
 
@@ -170,55 +179,27 @@ class TextModel(abc.ABC):
 
   # What the jobs translate and serve use.
 
-  def answer(
-    self,
-    lines: Sequence[str],
-    target: Languages = None,
-    n_best: int = 1,
-    source: str | None = None,
-    request: TranslationRequest = NOTHING,
-  ) -> Answers:
-    """Answers lines: hypotheses of each, and which lines were truncated.
-
-    Args:
-      lines: without line breaks. A language model continues them.
-      target: from choose_target.
-      n_best: hypotheses of each line.
-      source: source language, as far as it is known, by whose rules sentences end.
-      request: what else is asked.
-    """
-    translator = self.translator_for(n_best, request)
+  def answer(self, lines: Sequence[str], asked: Asked) -> Answers:
+    """Answers lines, which have no line breaks: hypotheses of each, and which lines were truncated."""
+    translator = self.translator_for(asked.n_best, asked.request)
     if self.training_lines is None:
-      return translator.translate_lines(lines, target)
-    return self._translated(translator, lines, target, source, request)
+      return translator.translate_lines(lines, asked.target)
+    return self._translated(translator, lines, asked.target, asked.source, asked.request)
 
-  def plan(
-    self,
-    lines: Sequence[str],
-    target: Languages = None,
-    n_best: int = 1,
-    source: str | None = None,
-    request: TranslationRequest = NOTHING,
-  ) -> Plan:
-    """Parts of lines, for `answer_parts`; arguments as of `answer`."""
-    translator = self.translator_for(n_best, request)
+  def plan(self, lines: Sequence[str], asked: Asked) -> Plan:
+    """Parts of lines, for `answer_parts`."""
+    translator = self.translator_for(asked.n_best, asked.request)
     if self.training_lines is None:
       return Plan.of_whole(lines)
-    return self._paragraphs(translator).plan(lines, target, [self._source_of(target, source)] * len(lines), request)
+    languages = [self._source_of(asked.target, asked.source)] * len(lines)
+    return self._paragraphs(translator).plan(lines, asked.target, languages, asked.request)
 
-  def answer_parts(
-    self,
-    parts: Sequence[str],
-    target: Languages = None,
-    n_best: int = 1,
-    source: str | None = None,
-    request: TranslationRequest = NOTHING,
-  ) -> Answers:
-    """Answers of parts of lines; arguments as of `answer`."""
-    translator = self.translator_for(n_best, request)
+  def answer_parts(self, parts: Sequence[str], asked: Asked) -> Answers:
+    """Answers parts of lines."""
+    translator, request = self.translator_for(asked.n_best, asked.request), asked.request
     if self.training_lines is None:
-      return translator.translate_lines(parts, target)
-    return translator.translate(parts, target, **({'request': request} if request.asked else {}))
+      return translator.translate_lines(parts, asked.target)
+    return translator.translate(parts, asked.target, **({'request': request} if request.asked else {}))
 
   def translator_for(self, n_best: int = 1, request: TranslationRequest = NOTHING) -> Translator:
     """The translator; UserError where it does not do what is asked."""

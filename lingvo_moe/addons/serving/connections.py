@@ -1,4 +1,7 @@
-"""Connections of a server: a bound on their number and on the time that one waits for its client."""
+"""Connections of a server: a bound on their number and on the time that one waits for its client.
+
+aiohttp bounds neither idle connections nor slow clients, and one client could hold all descriptors.
+"""
 
 import asyncio
 import os

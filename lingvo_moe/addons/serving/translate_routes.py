@@ -21,13 +21,12 @@ from lingvo_moe.addons.serving.service import GET, POST, Route, Service, refused
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.text.language_tags import Languages, check_known
 from lingvo_moe.text.request import SAMPLING, TranslationRequest
-from lingvo_moe.text.text_model import TextModel
+from lingvo_moe.text.text_model import Asked, TextModel
 from lingvo_moe.text.translator import Answers, Hypothesis
 
 DOWNLOAD = '/download_file/'
 _UNSAFE = re.compile(r'[^\w.-]')  # characters of a file's name in a URL
 _FILE_SECONDS = 1800.0  # that a translated file may be fetched
-_Key = tuple[Languages, int, str | None, TranslationRequest]
 _FILE_BYTES = 64 << 20  # of all that wait to be fetched; the oldest make room
 
 
@@ -48,8 +47,8 @@ class Translation(Service):
       '/frontend/settings': Route((*GET, 'POST'), self._settings),
     }
 
-  def answer(self, parts: list[str], key: _Key) -> Answers:
-    return self.run.answer_parts(parts, *key)
+  def answer(self, parts: list[str], key: Asked) -> Answers:
+    return self.run.answer_parts(parts, key)
 
   async def _choose(
     self, query: query_lib.Fields, texts: Sequence[str]
@@ -76,18 +75,18 @@ class Translation(Service):
       refused(self.run.translator(n_best).check, request)
     return request
 
-  async def _answers(self, texts: Sequence[str], key: _Key) -> Answers:
+  async def _answers(self, texts: Sequence[str], asked: Asked) -> Answers:
     """Answers of texts, which share batches by their sentences.
 
     Constraints that ask for more than a translation has room for are the mistake of a client.
     """
     self.check_count(len(texts))
     try:
-      plan = await asyncio.to_thread(self.run.plan, texts, *key)
-      answers = await self.compute(plan.parts, key, plan.ends)
+      plan = await asyncio.to_thread(self.run.plan, texts, asked)
+      answers = await self.compute(plan.parts, asked, plan.ends)
       return await asyncio.to_thread(plan.joined, answers)
     except UserError as e:
-      raise BadQueryError(str(e)) if key[-1].is_constrained else e from None
+      raise BadQueryError(str(e)) if asked.request.is_constrained else e from None
 
   async def _translate(self, request: web.BaseRequest) -> web.Response:
     fields = await self.fields(request)
@@ -100,7 +99,7 @@ class Translation(Service):
     # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
     n_best = self.run.beam_size if query.alternatives else 1
     asked = self._asked(fields, n_best, query.unit == 'paragraph')
-    answers = await self._answers(texts, (languages, n_best, source, asked))
+    answers = await self._answers(texts, Asked(languages, n_best, source, asked))
     told = {name: [value] * len(query.documents) if query.is_list else value for name, value in told.items()}
     result = await asyncio.to_thread(_result, query, answers, self.run.over_the_length)
     return web.json_response({**result, **told})
@@ -119,7 +118,7 @@ class Translation(Service):
     translations: list[Aligned] = []
     step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
     for begin in range(0, len(document.texts), step):
-      answers = await self._answers(document.texts[begin : begin + step], (languages, 1, source, asked))
+      answers = await self._answers(document.texts[begin : begin + step], Asked(languages, 1, source, asked))
       translations += [_aligned(best) for best, *_ in answers.hypotheses]
     written = await asyncio.to_thread(document.written, translations)
     data = written.encode() if isinstance(written, str) else written

@@ -72,10 +72,11 @@ class Stub:
     if not set(request.asked) <= set(self.able):
       raise UserError(f'{request.asked} cannot be asked here')
 
-  def plan(self, lines, *key):
+  def plan(self, lines, asked):
     return Plan.of_whole(lines)
 
-  def answer_parts(self, lines, target, n_best, source, request):
+  def answer_parts(self, lines, asked):
+    target, n_best, _, request = asked
     self.batches.append((lines, target, n_best))
     self.asked = request
     if 'longest' in request.ban:
@@ -93,7 +94,7 @@ class Stub:
 class BySentence(Stub):
   """A run that splits lines into sentences."""
 
-  def plan(self, lines, *key):
+  def plan(self, lines, asked):
     return Plan([_Arranged.of(line, sentences(line, 'en')) for line in lines])
 
 

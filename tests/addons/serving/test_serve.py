@@ -47,10 +47,10 @@ class Stub:
   def choose_target(self, requested, source=None):
     return None
 
-  def plan(self, lines, *key):
+  def plan(self, lines, asked):
     return Plan.of_whole(lines)
 
-  def answer_parts(self, lines, target, n_best, source, request):
+  def answer_parts(self, lines, asked):
     self.began.set()
     assert self.go.wait(30)
     return Answers([[Hypothesis(line.upper(), 0.0, 0.0)] for line in lines], [])
@@ -123,7 +123,7 @@ def load(options):
 
     plan = lambda self, lines, *key: Plan.of_whole(lines)
 
-    def answer_parts(self, lines, target, n_best, source, request):
+    def answer_parts(self, lines, asked):
       print('working', flush=True)
       work()
 
