@@ -208,15 +208,15 @@ def _check_flags(options: RuntimeOptions) -> None:
   if on_a_mesh and (other := [what for what in _WHAT.value if not MEASURES[what].on_a_mesh]):
     of_any = ','.join(what for what, measure in MEASURES.items() if measure.on_a_mesh)
     raise UserError(f'--runtime is for --what={of_any}; saw --what={other[0]}: leave either out')
+  if _VERSUS.value and _AGAINST.value:
+    raise UserError('--versus times a commit, --against reads figures: leave either out')
+  if _VERSUS.value and _ENGINE.value != ['tensorflow']:
+    raise UserError(f'--versus times commits, --engine={",".join(_ENGINE.value)} other engines: leave either out')
   if _ENGINE.value != ['tensorflow'] and (on_a_mesh or _AGAINST.value or not {*_WHAT.value} <= {*_OF_ENGINES}):
     raise UserError(
       f'--engine is for --what={",".join(_OF_ENGINES)} without --runtime, --versus and --against; saw '
       f'--what={",".join(_WHAT.value)}'
     )
-  if _VERSUS.value and _AGAINST.value:
-    raise UserError('--versus times a commit, --against reads figures: leave either out')
-  if _VERSUS.value and _ENGINE.value != ['tensorflow']:
-    raise UserError(f'--versus times commits, --engine={",".join(_ENGINE.value)} other engines: leave either out')
   if _PROFILE.value and 'train' not in _WHAT.value:
     raise UserError(f'--profile is of the train step; saw --what={",".join(_WHAT.value)}: add train')
   if _PROFILE.value and (_JIT.value or on_a_mesh):
