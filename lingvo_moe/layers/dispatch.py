@@ -16,6 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe import ops, xla_sharding
+from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.sorting import sort
 from lingvo_moe.layers.gates.routing import Routing
@@ -48,6 +49,11 @@ class Dispatcher(abc.ABC):
   def combine(self, y: Dispatched) -> tf.Tensor:
     """Weighted sum y_GSM of the experts' outputs for each token; zeros where it was dropped."""
 
+  def keys(self, keys_GS: tf.Tensor) -> tf.Tensor:
+    """Random key of each slot, [E, G, C], or row: of its token and expert alone, whatever slot or row that is."""
+    x_EGC4 = self.dispatch(prng.as_bytes(keys_GS))
+    return prng.fold(prng.from_bytes(x_EGC4), tf.range(sizes(x_EGC4)[0])[:, tf.newaxis, tf.newaxis])
+
 
 def resolve(name: str) -> str:
   """Name of the dispatcher that `name` stands for: 'auto' is the one that the backend in force names.
@@ -79,8 +85,9 @@ class EinsumDispatcher(Dispatcher):
       return shard(tf.reshape(mask_GSRC, [*sizes(slot_GSR)[:2], r.num_experts * r.capacity]), 'GSX')
     slot_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR * r.capacity + r.slot_GSR, -1)  # -1: a row of zeros
     # One choice at a time: a mask of both choices before their sum, [G, S, R, X], would be twice as large.
-    at = lambda rank: tf.one_hot(slot_GSR[:, :, rank], r.num_experts * r.capacity) * weight_GSR[:, :, rank, tf.newaxis]
-    return shard(sum((at(rank) for rank in range(1, weight_GSR.shape[-1])), at(0)), 'GSX')
+    slots, ranks = r.num_experts * r.capacity, weight_GSR.shape[-1]
+    masks = [tf.one_hot(slot_GSR[:, :, rank], slots) * weight_GSR[:, :, rank, tf.newaxis] for rank in range(ranks)]
+    return shard(sum(masks[1:], masks[0]), 'GSX')
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     r = self.routing
@@ -108,20 +115,21 @@ class GatherDispatcher(Dispatcher):
   """
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-    x_EGCM = self._by_device(GatherDispatcher._dispatch, (x_GSM, 'GSM'), returns='EGCM')
+    x_EGCM = self._by_device(GatherDispatcher._dispatch, x_GSM, 'GSM', returns='EGCM')
     return keep(reshard(x_EGCM, 'EGCM', 'G', 'E'), 'EGCM', 'E')
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     y_EGCM = keep(reshard(y_EGCM, 'EGCM', 'E', 'G'), 'EGCM', 'G')
-    return self._by_device(GatherDispatcher._combine, (y_EGCM, 'EGCM'), returns='GSM')
+    return self._by_device(GatherDispatcher._combine, y_EGCM, 'EGCM', returns='GSM')
 
-  def _by_device(self, verb: Callable, argument: tuple[tf.Tensor, str], returns: str) -> tf.Tensor:
+  def _by_device(self, verb: Callable, x: tf.Tensor, dims: str, returns: str) -> tf.Tensor:
+    """Runs _dispatch or _combine, on a mesh in a manual region: on each device for its own groups."""
     if xla_sharding.current() is None:
-      return verb(self, argument[0])
-    fields = ('expert_GSR', 'slot_GSR', 'weight_GSR')
-    local = lambda x, *values: verb(GatherDispatcher(self.routing._replace(**dict(zip(fields, values)))), x)
-    decisions = [(getattr(self.routing, field), 'GSR') for field in fields]
-    return xla_sharding.manually(local, argument, *decisions, returns=returns, first='G')
+      return verb(self, x)
+    r = self.routing
+    of_groups = lambda x, *decisions: verb(GatherDispatcher(Routing(*decisions, r.num_experts, r.capacity, None)), x)
+    decisions = [(x_GSR, 'GSR') for x_GSR in (r.expert_GSR, r.slot_GSR, r.weight_GSR)]
+    return xla_sharding.manually(of_groups, (x, dims), *decisions, returns=returns, first='G')
 
   def _dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     r = self.routing
@@ -164,6 +172,11 @@ class GroupedDispatcher(Dispatcher):
   def combine(self, y: GroupedRows) -> tf.Tensor:
     return ops.combine_rows(y.x_XM, tf.cast(self.routing.weight_GSR, y.x_XM.dtype), self._places[0])
 
+  def keys(self, keys_GS: tf.Tensor) -> tf.Tensor:
+    x_X4, expert_offsets = self.dispatch(prng.as_bytes(keys_GS))
+    expert_X = tf.searchsorted(expert_offsets[1:], tf.range(sizes(x_X4)[0]), side='right')
+    return prng.fold(prng.from_bytes(x_X4), expert_X)
+
   @functools.cached_property
   def _places(self) -> tuple[ops.Places, tf.Tensor]:
     """Row of each choice and choice of each row; and the expert offsets."""
@@ -197,13 +210,13 @@ class GroupedDispatcher(Dispatcher):
 
 
 class SingleDispatcher(Dispatcher):
-  """Dispatch of every token to the one expert there is, and back without a weight."""
+  """Dispatch to experts that an export computes apart, one by one: the layer computes one for all tokens."""
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-    return x_GSM[tf.newaxis]
+    return ops.to_experts(x_GSM, self.routing.expert_GSR, self.routing.weight_GSR)[tf.newaxis]
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
-    return y_EGCM[0]
+    return ops.from_experts(y_EGCM[0])
 
 
 DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher, 'grouped': GroupedDispatcher}

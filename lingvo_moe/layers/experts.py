@@ -16,7 +16,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
-from lingvo_moe.layers.dispatch import Dispatched, GroupedRows
+from lingvo_moe.layers.dispatch import GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.remat import keep, unkept
 from lingvo_moe.ops import backend
@@ -40,24 +40,6 @@ class Experts(abc.ABC):
       keys_EGC: random key of each slot, for dropout; None: no dropout.
     """
 
-  def apply(self, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
-    """Outputs for the tokens of each expert, in the form of these: slots or grouped rows.
-
-    `keys` are the random keys of the tokens as prng.as_bytes, dispatched as x is, so that an expert drops the same
-    features of a token whatever slot or row it comes in; None: no dropout.
-    """
-    if isinstance(x, GroupedRows):
-      # The rows of an expert are other ones in each block of a scanned stack, which cannot stack what they keep.
-      rows = unkept(self.rows)
-      if keys is None:
-        return rows(theta, x)
-      expert_X = tf.searchsorted(keys.expert_offsets[1:], tf.range(sizes(keys.x_XM)[0]), side='right')
-      return rows(theta, x, prng.fold(prng.from_bytes(keys.x_XM), expert_X))
-    if keys is None:
-      return self(theta, x)
-    expert_E11 = tf.range(sizes(x)[0])[:, tf.newaxis, tf.newaxis]
-    return self(theta, x, prng.fold(prng.from_bytes(keys), expert_E11))
-
   def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
     """Outputs of grouped rows: here each expert is called by itself, its rows in slots of one group."""
     if not backend.current().open_shapes:
@@ -67,14 +49,16 @@ class Experts(abc.ABC):
       )
     num_experts = x.expert_offsets.shape[0] - 1
     count_E = x.expert_offsets[1:] - x.expert_offsets[:-1]
-    divided = lambda x_X: tf.split(x_X, tf.concat([count_E, [1]], axis=0), num=num_experts + 1)
-    in_slots = lambda x_X: x_X[tf.newaxis, tf.newaxis]
+    count_E = tf.concat([count_E, [1]], axis=0)
     weights = {name: tf.split(weight, num_experts) for name, weight in theta.items()}
-    keys = None if keys_X is None else divided(keys_X)
+    keys = None if keys_X is None else tf.split(keys_X, count_E, num=num_experts + 1)
     y = []
-    for e, x_CM in enumerate(divided(x.x_XM)[:-1]):
-      own = {name: weight[e] for name, weight in weights.items()}
-      y.append(self(own, in_slots(x_CM), None if keys is None else in_slots(keys[e]))[0, 0])
+    for e, x_CM in enumerate(tf.split(x.x_XM, count_E, num=num_experts + 1)[:-1]):
+      keys_11C = None if keys is None else keys[e][tf.newaxis, tf.newaxis]
+      expert_weights = {name: weight[e] for name, weight in weights.items()}
+      # The rows of an expert are other ones in each block of a scanned stack, which cannot stack what they keep.
+      with unkept():
+        y.append(self(expert_weights, x_CM[tf.newaxis, tf.newaxis], keys_11C)[0, 0])
     return x._replace(x_XM=tf.concat([*y, tf.zeros([1, y[0].shape[-1]], y[0].dtype)], axis=0))
 
 
@@ -107,25 +91,32 @@ class FeedForwardExperts(SizedExperts):
 
   def weights(self) -> Specs:
     gate = {'wg': self._matrix('EMH')} if ACTIVATIONS[self.activation].gated else {}
-    bias = lambda size, letter: WeightSpec((self.num_experts, size), f'E{letter}', Constant(0.0))
-    biases = {'bi': bias(self.hidden_dim, 'H'), 'bo': bias(self.model_dim, 'M')} if self.bias else {}
+    biases = {}
+    if self.bias:
+      biases['bi'] = WeightSpec((self.num_experts, self.hidden_dim), 'EH', Constant(0.0))
+      biases['bo'] = WeightSpec((self.num_experts, self.model_dim), 'EM', Constant(0.0))
     return {'wi': self._matrix('EMH'), **gate, 'wo': self._matrix('EHM'), **biases}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     activation = ACTIVATIONS[self.activation]
-    inwards = lambda name: keep(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
-    biased = lambda y, name: y + theta[name][:, tf.newaxis, tf.newaxis] if self.bias else y
-    h_EGCH = biased(inwards('wi'), 'bi')
-    h_EGCH = activation.function(inwards('wg')) * h_EGCH if activation.gated else activation.function(h_EGCH)
+    h_EGCH = keep(ops.product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH')
+    if self.bias:
+      h_EGCH += theta['bi'][:, tf.newaxis, tf.newaxis]
+    if activation.gated:
+      h_EGCH *= activation.function(keep(ops.product('EGCM,EMH->EGCH', x_EGCM, theta['wg']), 'EGCH'))
+    else:
+      h_EGCH = activation.function(h_EGCH)
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
-    return biased(shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM'), 'bo')
+    y_EGCM = shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
+    return y_EGCM + theta['bo'][:, tf.newaxis, tf.newaxis] if self.bias else y_EGCM
 
   def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
     """Outputs of grouped rows: with ReLU by ops.grouped_ffn."""
     if self.activation != 'relu' or self.bias:
       return super().rows(theta, x, keys_X)
-    ones = lambda: tf.ones([sizes(x.x_XM)[0], self.hidden_dim])
-    keep_XH = None if keys_X is None else prng.dropout(ones(), self.dropout, keys_X)
+    keep_XH = None
+    if keys_X is not None:
+      keep_XH = prng.dropout(tf.ones([sizes(x.x_XM)[0], self.hidden_dim]), self.dropout, keys_X)
     return x._replace(x_XM=ops.grouped_ffn(x.x_XM, x.expert_offsets, theta['wi'], theta['wo'], keep_XH))
 
 
@@ -155,8 +146,8 @@ class LinearExperts(Experts):
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCJ; see Experts."""
-    linear = lambda name: shard(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta[name]), 'EGCJ')
-    return shard(tf.concat([linear(name) for name in self.specs], axis=-1), 'EGCJ')
+    y = [shard(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta[name]), 'EGCJ') for name in self.specs]
+    return shard(tf.concat(y, axis=-1), 'EGCJ')
 
 
 # Experts by name: functions of (M, H, E, dropout).

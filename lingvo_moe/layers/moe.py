@@ -1,5 +1,6 @@
 """Mixture-of-experts layer: gate, dispatch, experts, combine (GShard, section 2.2)."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -10,12 +11,14 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers import dispatch
+from lingvo_moe.layers.dispatch import GroupedRows
 from lingvo_moe.layers.experts import EXPERTS, Experts
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.remat import unkept
+from lingvo_moe.ops import loops
 from lingvo_moe.xla_sharding import shard
 
 _TOP2 = Top2()
@@ -28,7 +31,7 @@ class MoE:
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so the output for
   a token depends on that token alone, and groups and dispatchers change only the cost. Where shapes are static, a
-  layer that drops nothing empties the queues of its experts in rounds of a fixed number of slots (ops.sum_over_rounds).
+  layer that drops nothing empties the queues of its experts in rounds of a fixed number of slots (ops.slots_per_round).
   If experts choose tokens, a group at inference is one row.
   """
 
@@ -99,49 +102,83 @@ class MoE:
     Raises:
       ValueError: in training, B is static and num_groups does not divide it.
     """
-    rows, length = sizes(x_BTM)[:2]
+    rows, length, model_dim = sizes(x_BTM)
     groups = self._groups(rows, training=key is not None)
-    grouped = lambda x_BT: tf.reshape(x_BT, [groups, rows // groups * length, *x_BT.shape[2:]])  # [G, S, ...]
-    keys = lambda key: None if key is None else grouped(prng.bits(key, [rows, length]))
-    x_GSM = shard(grouped(x_BTM), 'GSM')
-    slots_for = lambda factor: self.gate.capacity(sizes(x_GSM)[1], self.num_experts, factor)
-    dropless = key is None or self.capacity_factor is None
+    shape_BT, shape_GS = [rows, length], [groups, rows // groups * length]
+    x_GSM = shard(tf.reshape(x_BTM, [*shape_GS, model_dim]), 'GSM')
     with tf.name_scope('gating'):
-      capacity = None if dropless else slots_for(self.capacity_factor)
-      seen_GSM = tf.cast(x_GSM, tf.float32)
-      if key is not None and self.router_jitter:
-        jitter_GSM = 2 * prng.uniform(keys(prng.fold(key, 'jitter')), sizes(x_GSM)) - 1
-        seen_GSM *= 1 + self.router_jitter * jitter_GSM
-      routing = self.gate(theta, tf.cast(seen_GSM, self.router_dtype), grouped(paddings_BT), keys(key), capacity)
-    keys_GS = keys(prng.fold(key, 'experts')) if self.expert_dropout else None
-
-    def through_experts(x_GSM, theta, routing):
-      dispatcher = dispatch.make(self.dispatch, routing)
-      with tf.name_scope('dispatch'):
-        tokens = dispatcher.dispatch(x_GSM)
-        token_keys = None if keys_GS is None else dispatcher.dispatch(prng.as_bytes(keys_GS))
-      outputs = self.experts.apply(theta, tokens, token_keys)
-      with tf.name_scope('combine'):
-        return shard(dispatcher.combine(outputs), 'GSM')
-
-    experts = {name: theta[name] for name in self.experts.weights()}
-    # Without slots nothing is dropped, and no rounds are needed.
-    if dropless and not routing.every_expert and dispatch.resolve(self.dispatch) != 'grouped':
-      slots = slots_for(self.round_capacity_factor)
-      y_GSM, rounds = ops.sum_over_rounds(unkept(through_experts), x_GSM, experts, routing, slots)
-      routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
+      routing = self._route(theta, x_GSM, tf.reshape(paddings_BT, shape_GS), shape_BT, key)
+    dropout_keys_GS = None
+    if self.expert_dropout and key is not None:
+      dropout_keys_GS = tf.reshape(prng.bits(prng.fold(key, 'experts'), shape_BT), shape_GS)
+    weights = {name: theta[name] for name in self.experts.weights()}
+    # Queues without a limit differ in length between the blocks of a scanned stack, which cannot stack what they keep.
+    unlimited = self._is_dropless(key) and not routing.every_expert
+    if unlimited and (slots := self._slots_per_round(x_GSM)):
+      y_GSM, routing = self._in_rounds(weights, x_GSM, routing, dropout_keys_GS, slots)
     else:
-      chunks = routing.chunks(1 if key is None else self.capacity_chunks)
-      y_GSM = tf.add_n([through_experts(x_GSM, experts, chunk) for chunk in chunks])
+      y = []
+      for part in routing.chunks(1 if key is None else self.capacity_chunks):
+        with unkept() if unlimited else contextlib.nullcontext():
+          dispatcher = dispatch.make(self.dispatch, part)
+          with tf.name_scope('dispatch'):
+            tokens = dispatcher.dispatch(x_GSM)
+            keys = None if dropout_keys_GS is None else dispatcher.keys(dropout_keys_GS)
+          experts = self.experts.rows if isinstance(tokens, GroupedRows) else self.experts
+          outputs = experts(weights, tokens, keys)
+          with tf.name_scope('combine'):
+            y.append(shard(dispatcher.combine(outputs), 'GSM'))
+      y_GSM = tf.add_n(y)
+
     y_BTM = shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM')
     if key is not None and self.output_masking:
-      keep_BT = prng.dropout(tf.ones(sizes(y_BTM)[:2], y_BTM.dtype), self.output_masking, prng.fold(key, 'output'))
+      keep_BT = prng.dropout(tf.ones(shape_BT, y_BTM.dtype), self.output_masking, prng.fold(key, 'output'))
       y_BTM *= keep_BT[..., tf.newaxis]
     if self.expert_output_scale != 1:
       y_BTM *= self.expert_output_scale
     if self.shared:
       y_BTM += self.shared(theta['shared'], x_BTM, prng.fold(key, 'shared'))
     return y_BTM, routing
+
+  def _is_dropless(self, key: tf.Tensor | None) -> bool:
+    return key is None or self.capacity_factor is None
+
+  def _route(self, theta, x_GSM, paddings_GS, shape_BT, key) -> Routing:
+    """Decision of the gate, with random keys of the tokens in training."""
+    keys_GS, capacity = None, None
+    if not self._is_dropless(key):
+      capacity = self.gate.capacity(sizes(x_GSM)[1], self.num_experts, self.capacity_factor)
+    seen_GSM = tf.cast(x_GSM, tf.float32)
+    if key is not None:
+      keys_GS = tf.reshape(prng.bits(key, shape_BT), sizes(x_GSM)[:2])
+      if self.router_jitter:
+        jitter_GS = tf.reshape(prng.bits(prng.fold(key, 'jitter'), shape_BT), sizes(x_GSM)[:2])
+        seen_GSM *= 1 + self.router_jitter * (2 * prng.uniform(jitter_GS, sizes(x_GSM)) - 1)
+    return self.gate(theta, tf.cast(seen_GSM, self.router_dtype), paddings_GS, keys_GS, capacity)
+
+  def _slots_per_round(self, x_GSM: tf.Tensor) -> Size | None:
+    """Slots of an expert and group in a round; None: experts take all their tokens at once."""
+    if dispatch.resolve(self.dispatch) == 'grouped':
+      return None
+    return ops.slots_per_round(self.gate.capacity(sizes(x_GSM)[1], self.num_experts, self.round_capacity_factor))
+
+  def _in_rounds(self, weights, x_GSM, routing, dropout_keys_GS, slots) -> tuple[tf.Tensor, Routing]:
+    """Sum over rounds of `slots` choices of each queue, until none waits; the Routing counts the rounds."""
+    rounds = (routing.capacity + slots - 1) // slots
+    body = functools.partial(self._round, routing=routing, dropout_keys_GS=dropout_keys_GS, slots=slots)
+    y_GSM = loops.summed(rounds, body, x_GSM, weights, routing.weight_GSR, scope='rounds')
+    return y_GSM, routing._replace(stats=routing.stats._replace(rounds=tf.cast(rounds, tf.float32)))
+
+  def _round(self, number, x_GSM, weights, weight_GSR, *, routing, dropout_keys_GS, slots) -> tf.Tensor:
+    """Outputs of the choices of one round alone."""
+    dispatcher = dispatch.make(self.dispatch, routing._replace(weight_GSR=weight_GSR).round(number, slots))
+    with unkept():
+      with tf.name_scope('dispatch'):
+        tokens = dispatcher.dispatch(x_GSM)
+        keys = None if dropout_keys_GS is None else dispatcher.keys(dropout_keys_GS)
+      outputs = self.experts(weights, tokens, keys)
+      with tf.name_scope('combine'):
+        return shard(dispatcher.combine(outputs), 'GSM')
 
   def _groups(self, rows: Size, training: bool) -> Size:
     """Number of groups: num_groups; at inference 1, unless num_groups divides a static B (shards then stay in place).

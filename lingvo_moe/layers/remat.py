@@ -44,14 +44,9 @@ def keep(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
   return kept.x if _marked.get() is None else _marked.get()(kept)
 
 
-def unkept(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, in which `keep` marks nothing."""
-
-  def run(*args):
-    with _marking(None):
-      return function(*args)
-
-  return run
+def unkept() -> contextlib.AbstractContextManager[None]:
+  """Lets `keep` mark nothing in the block."""
+  return _marking(None)
 
 
 @contextlib.contextmanager
@@ -95,9 +90,12 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
   Values that the function closes over get no gradient.
   """
   flat_args = tf.nest.flatten(args)
-  call = unkept(lambda *flat: function(*tf.nest.pack_sequence_as(args, flat)))
   structure = []
   scope = tf.get_current_name_scope()
+
+  def call(*flat):
+    with unkept():
+      return function(*tf.nest.pack_sequence_as(args, flat))
 
   @tf.custom_gradient
   def run(*flat):

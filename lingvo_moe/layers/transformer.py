@@ -95,7 +95,7 @@ class Layer(Branches):
     if not self.is_moe:
       return x_BTM, None
     with tf.name_scope('moe'):
-      own = theta['moe']
+      own, x_BTM = theta['moe'], ops.beside_experts(x_BTM)
       h_BTM = ops.map_sub_batches(lambda x_BTM: self._input(own, x_BTM), x_BTM)
       y_BTM, routing = self.ffn(own, h_BTM, paddings_BT, prng.fold(key, 'gate'))
       add = lambda x_BTM, y_BTM, key: self._add(x_BTM, own, y_BTM, key, 'moe')
@@ -146,6 +146,7 @@ class Layer(Branches):
       x_BWM = self._branch('cross_attention', theta, x_BWM, attend)
     if not self.is_moe:
       return self._branch('ffn', theta, x_BWM, self.ffn), cache
+    x_BWM = ops.beside_experts(x_BWM)
     return self._branch('moe', theta, x_BWM, lambda own, h_BWM, key: self.ffn(own, h_BWM, paddings_BW)[0]), cache
 
   def _attend(self, attention, theta, x_BTM, memory_BUM, mask_BTU, key):
@@ -164,7 +165,7 @@ class Layer(Branches):
   def _add(self, x_BTM: tf.Tensor, theta: Theta, y_BTM: tf.Tensor, key: tf.Tensor | None, branch: str) -> tf.Tensor:
     """Residual: x plus the output of a branch, which is normalised if there is a second norm, then dropped out."""
     y_BTM = self.norm(theta['post_norm'], keep(y_BTM, 'BTM')) if self.post_norm else y_BTM
-    x_BTM = ops.residual(x_BTM, prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual')))
+    x_BTM = x_BTM + prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual'))
     x_BTM = keep(x_BTM, 'BTM')
     return x_BTM if self.norm_first else self.norm(theta['norm'], x_BTM)
 

@@ -5,7 +5,7 @@ keys and values 39 ms. A product with a constant matrix is FULLY_CONNECTED, whos
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -69,15 +69,15 @@ class ScaledTable(NamedTuple):
 
 @dataclasses.dataclass
 class ExpertsCall:
-  """Call of a layer's experts, which is left out of a graph: each expert is a graph of its own."""
+  """Tensors before and after the experts of a layer, where a graph is cut, as each expert is a graph of its own."""
 
-  function: Callable[[tf.Tensor, Mapping[str, tf.Tensor]], tf.Tensor]  # of [1, S, M] and weights of one expert
-  weights: Mapping[str, tf.Tensor]  # of all experts by name, each with the axis E first
+  residual_BTM: tf.Tensor | None  # what the weighted sums are added to
   tokens_GSM: tf.Tensor
   expert_GSR: tf.Tensor  # the tokens' choices of experts
   weight_GSR: tf.Tensor  # and the weights of these, 0 for none
-  outputs_GSM: tf.Tensor  # placeholder of the weighted sums of outputs
-  residual_BTM: tf.Tensor | None = None  # what the residual branch of the experts adds to
+  rows_1SM: tf.Tensor  # placeholder of the tokens of one expert
+  of_rows_1SM: tf.Tensor | None = None  # its outputs for these
+  outputs_GSM: tf.Tensor | None = None  # placeholder of the weighted sums of outputs
 
 
 # The engine's kernels are those of float32 and int8.
@@ -92,10 +92,10 @@ BACKEND = Backend(
 def without_experts(
   calls: list[ExpertsCall], step: bool = True, tables: Mapping[Any, ScaledTable] = MappingProxyType({})
 ) -> Backend:
-  """The backend that leaves experts out of a graph, and adds their calls to a list.
+  """The backend that cuts a graph before and after experts, and adds the cuts to a list.
 
-  With `step`, caches are inputs of the graph; without it they are what the graph returns, written by one call. Some
-  embedding tables, by reference, are looked up in another form of them.
+  Weights of experts are those of one, with E = 1. With `step`, caches are inputs of the graph; without it they are what
+  the graph returns, written by one call. Some embedding tables, by reference, are looked up in another form of them.
   """
 
   def lookup(table_VM, ids_BT):
@@ -104,20 +104,24 @@ def without_experts(
     rows_VM, scale_V1 = tables[table_VM.ref()]
     return tf.gather(rows_VM, ids_BT) * tf.gather(scale_V1, ids_BT)
 
-  def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
-    del slots, width
-    one = routing._replace(expert_GSR=None, slot_GSR=None, weight_GSR=None, num_experts=1, stats=None)
-    outputs_GSM = tf.compat.v1.placeholder(x_GSM.dtype, [None, None, x_GSM.shape[-1]])
-    of_expert = lambda x_1SM, own: function(x_1SM, own, one)
-    calls.append(ExpertsCall(of_expert, theta, x_GSM, routing.expert_GSR, routing.weight_GSR, outputs_GSM))
-    return outputs_GSM, tf.ones([])
+  residuals: list[tf.Tensor] = []
 
-  def residual(x_BTM, y_BTM):
-    if calls and calls[-1].residual_BTM is None:
-      calls[-1].residual_BTM = x_BTM
-    return x_BTM + y_BTM
+  def beside_experts(x_BTM):
+    residuals.append(x_BTM)
+    return x_BTM
 
-  overrides = {**BACKEND.overrides, 'lookup': lookup, 'residual': residual, 'sum_over_rounds': sum_over_rounds}
+  def to_experts(x_GSM, expert_GSR, weight_GSR):
+    rows_1SM = tf.compat.v1.placeholder(x_GSM.dtype, [1, None, x_GSM.shape[-1]])
+    calls.append(ExpertsCall(residuals[-1] if residuals else None, x_GSM, expert_GSR, weight_GSR, rows_1SM))
+    return rows_1SM
+
+  def from_experts(y_GSM):
+    calls[-1].of_rows_1SM = y_GSM
+    calls[-1].outputs_GSM = tf.compat.v1.placeholder(y_GSM.dtype, [None, None, y_GSM.shape[-1]])
+    return calls[-1].outputs_GSM
+
+  overrides = {'lookup': lookup, 'beside_experts': beside_experts, 'to_experts': to_experts}
+  overrides = {**BACKEND.overrides, **overrides, 'from_experts': from_experts}
   if not step:
     overrides['write_cache'] = lambda buffer, x_BNWK, start, layer=None: x_BNWK
   return dataclasses.replace(BACKEND, overrides=overrides)

@@ -35,9 +35,19 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return tf.einsum(equation, tf.cast(x, weight.dtype), weight)
 
 
-def residual(x_BTM: tf.Tensor, y_BTM: tf.Tensor) -> tf.Tensor:
-  """Residual x + y of a branch y of a layer. After a call of sum_over_rounds, the next is that of its branch."""
-  return x_BTM + y_BTM
+def beside_experts(x_BTM: tf.Tensor) -> tf.Tensor:
+  """Mark for exports: x, to which the output of the experts that are called next is added."""
+  return x_BTM
+
+
+def to_experts(x_GSM: tf.Tensor, expert_GSR: tf.Tensor, weight_GSR: tf.Tensor) -> tf.Tensor:
+  """Mark for exports: x, the tokens of experts that are computed apart, with their choices of experts and weights."""
+  return x_GSM
+
+
+def from_experts(y_GSM: tf.Tensor) -> tf.Tensor:
+  """Mark for exports: y, the outputs of one of the experts of the last `to_experts`; after it their weighted sums."""
+  return y_GSM
 
 
 def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tensor:
@@ -124,29 +134,12 @@ def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: in
   return QueuePositions(tf.cast(tf.stack(position_R, axis=-1), tf.int32), tf.cast(length_G1E[:, 0], tf.int32))
 
 
-def sum_over_rounds(
-  function: Callable[[tf.Tensor, Any, Any], tf.Tensor],
-  x_GSM: tf.Tensor,
-  theta: Any,
-  routing: Any,
-  slots: Size,
-  width: int | None = None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sum of function(x_GSM, theta, round) over rounds of a routing: here one round, with room for the longest queue.
+def slots_per_round(slots: int) -> int | None:
+  """Slots of an expert and group in a round over experts that drop nothing; None: no rounds, all choices have room.
 
-  Args:
-    function: returns y_GSM, a sum over the choices of weight above 0.
-    x_GSM: tokens.
-    theta: nested weights of the experts.
-    routing: NamedTuple with `weight_GSR`, `capacity` (the number of choices in the longest queue, at least 1) and
-      `round(number, slots)`; see Routing in layers/gates/routing.py.
-    slots: slots of an expert and group in a round, where memory for the longest queue must not be taken.
-    width: features of y; None: as many as those of x.
-
-  Returns:
-    (y_GSM summed over rounds, number of rounds as float32).
+  Without rounds the longest queue has room, whatever its length; `slots` is for where sizes must be static.
   """
-  return function(x_GSM, theta, routing), tf.ones([])
+  return None
 
 
 class Places(NamedTuple):

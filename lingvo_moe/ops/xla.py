@@ -10,8 +10,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.custom_gradient import custom_gradient, pull_back
-from lingvo_moe.ops.loops import counted
+from lingvo_moe.ops.custom_gradient import custom_gradient
+from lingvo_moe.ops.loops import counted, zeros_of
 
 BLOCK = 128  # rows of a block of grouped_ffn
 
@@ -75,11 +75,11 @@ def grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
           add(dwo_EHM, tf.matmul(h_XH * keep, dy, transpose_a=True)),
         )
 
-      zeros = [_zeros(a, a.dtype) for a in (x_XM, wi_EMH, wo_EHM)]
+      zeros = [zeros_of(a, a.dtype) for a in (x_XM, wi_EMH, wo_EHM)]
       dx_XM, *dw = counted(ends_E[-1], backward, *zeros)
       return [unpadded(dx_XM), *dw]
 
-    return unpadded(counted(ends_E[-1], forward, _zeros(x_XM, x_XM.dtype))[0]), grad
+    return unpadded(counted(ends_E[-1], forward, zeros_of(x_XM, x_XM.dtype))[0]), grad
 
   return run(x_XM, wi_EMH, wo_EHM)
 
@@ -103,45 +103,14 @@ def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
   return most
 
 
-def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
-  """Sum over rounds of `slots` choices of each queue, in a loop, until none waits; see reference.sum_over_rounds.
+def slots_per_round(slots: Size) -> Size:
+  """All of `slots`: the longest queue is known only when the program runs, but XLA needs the sizes of tensors before.
 
-  The longest queue of an expert is known only when the program runs, but XLA needs the sizes of tensors while it
-  compiles. Room for the longest queue that is possible would be S slots for every expert and group, E / 2 times as many
-  as there are choices. Here memory is that of one round, and the cost is proportional to the longest queue on any
-  device: to the imbalance. The gradient is a second loop, which runs each round again and differentiates it.
+  Room for the longest queue that is possible would be S slots for every expert and group, E / 2 times as many as there
+  are choices. In rounds, memory is that of one round, and the cost is proportional to the longest queue on any device:
+  to the imbalance.
   """
-  inputs = routing.weight_GSR, x_GSM, theta
-  rounds = (routing.capacity + slots - 1) // slots
-  scope = '/'.join(filter(None, [tf.get_current_name_scope(), 'rounds']))
-
-  def one_round(number, *flat):
-    weight_GSR, x_GSM, theta = tf.nest.pack_sequence_as(inputs, flat)
-    return function(x_GSM, theta, routing._replace(weight_GSR=weight_GSR).round(number, slots))
-
-  @tf.custom_gradient
-  def run(*args):
-    def grad(dy_GSM):
-      def backward(number, *sums):
-        grads = pull_back(lambda *args: one_round(number, *args), args, [dy_GSM])
-        return [total + tf.cast(g, total.dtype) for total, g in zip(sums, grads, strict=True)]
-
-      sums = counted(rounds, backward, *(_zeros(a, tf.float32) for a in args), scope=scope)
-      return [tf.cast(total, a.dtype) for total, a in zip(sums, args, strict=True)]
-
-    x_GSM = args[1]
-    zeros_GSM = _zeros(x_GSM, x_GSM.dtype)
-    if width is not None:
-      zeros_GSM = tf.broadcast_to(zeros_GSM[..., :1], [*x_GSM.shape[:-1], width])
-    add_round = lambda number, y_GSM: [y_GSM + one_round(number, *args)]
-    return counted(rounds, add_round, zeros_GSM, scope=scope)[0], grad
-
-  return run(*tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
-
-
-def _zeros(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """Zeros of x's shape and sharding. TensorFlow folds `tf.zeros_like` of a whole tensor into a constant of its size."""
-  return tf.cast(x * 0, dtype)
+  return slots
 
 
 OVERRIDES: dict[str, Callable] = {
@@ -150,7 +119,7 @@ OVERRIDES: dict[str, Callable] = {
   'dispatch_rows': functools.partial(vjp.dispatch_rows, einsum=True),
   'grouped_ffn': grouped_ffn,
   'loop_bound': loop_bound,
-  'sum_over_rounds': sum_over_rounds,
+  'slots_per_round': slots_per_round,
   'write_cache': write_cache,
 }
 

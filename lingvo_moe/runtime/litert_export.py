@@ -71,7 +71,7 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
     one = tf.cast(tf.reduce_max(inputs['ids']) >= 0, tf.float32)
     used = lambda weight, value: value * one if is_gate_weight(weight.rpartition('/')[2]) else value
     values = {weight: used(weight, v.value()) for weight, v in variables.items()}
-    values |= {weight: tf.compat.v1.placeholder(tf.float32, weights[weight].shape) for weight in of_experts}
+    values |= {n: tf.compat.v1.placeholder(tf.float32, [1, *weights[n].shape[1:]]) for n in of_experts}  # of one
     name_of.update({values[weight].ref(): weight for weight in of_experts})
     tables = {values[n].ref(): litert.ScaledTable(rows.value(), scale * one) for n, (rows, scale) in scaled.items()}
     with backend_lib.use(litert.without_experts(calls, step, tables)):
@@ -83,8 +83,10 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
   for number, (given, wanted) in enumerate(parts):
     files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, kind)
   for number, call in enumerate([] if graph.experts else calls[: len(parts) - 1]):
-    own = {weight: weights[name_of[x.ref()]] for weight, x in call.weights.items()}
-    files[stages.file_of_experts(name, number)] = _experts(call, own, kind)
+    used = [ref for ref in _ancestors([call.of_rows_1SM]) if ref in name_of]
+    expert = whole.prune([call.rows_1SM, *(ref.deref() for ref in used)], call.of_rows_1SM)
+    expert_weights = [weights[name_of[ref]] for ref in used]
+    files[stages.file_of_experts(name, number)] = _experts(expert, expert_weights, kind)
   return files
 
 
@@ -126,25 +128,21 @@ def _ancestors(tensors: Iterable[tf.Tensor], known: Iterable = ()) -> set:
   return found
 
 
-def _experts(call: litert.ExpertsCall, weights: Mapping[str, np.ndarray], kind: str) -> bytes:
-  """Bytes of a LiteRT file with a signature for each expert of a layer, from its rows to its outputs."""
-  num_experts, model_dim = len(next(iter(weights.values()))), call.tokens_GSM.shape[-1]
+def _experts(expert: Callable[..., tf.Tensor], weights: Sequence[np.ndarray], kind: str) -> bytes:
+  """Bytes of a LiteRT file with a signature for each expert of a layer, from its rows to its outputs.
+
+  Args:
+    expert: function of the rows [1, S, M] of one expert, and of its weights [1, ...].
+    weights: those of all experts, [E, ...].
+    kind: as in `save`.
+  """
   module = tf.Module()
-  module.weights = [
-    {name: tf.Variable(value[e : e + 1], trainable=False) for name, value in weights.items()}
-    for e in range(num_experts)
-  ]
-
-  rows = tf.TensorSpec([None, model_dim], name='rows')
-
-  def signature(own):
-    def run(rows):
-      with backend_lib.use(litert.BACKEND):
-        return {'outputs': call.function(rows[tf.newaxis], {name: v.value() for name, v in own.items()})[0]}
-
-    return tf.function(run, autograph=False).get_concrete_function(rows)
-
-  signatures = {str(e): signature(own) for e, own in enumerate(module.weights)}
+  module.weights = [[tf.Variable(w[e : e + 1], trainable=False) for w in weights] for e in range(len(weights[0]))]
+  rows = tf.TensorSpec([None, expert.inputs[0].shape[-1]], name='rows')
+  signatures = {}
+  for e, expert_weights in enumerate(module.weights):
+    run = lambda rows, w=expert_weights: {'outputs': expert(rows[tf.newaxis], *(v.value() for v in w))[0]}
+    signatures[str(e)] = tf.function(run, autograph=False).get_concrete_function(rows)
   with tempfile.TemporaryDirectory() as folder:
     tf.saved_model.save(module, folder, signatures)
     return _converted(tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures)), kind)

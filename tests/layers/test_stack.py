@@ -163,8 +163,8 @@ def test_a_value_that_is_kept_replaces_the_one_that_is_computed_again():
   with remat.recording() as made:
     square(x)
   assert [kept.x.numpy().tolist() for kept in made] == [[1, 4], [2, 5]]
-  with remat.recording() as made:
-    remat.unkept(square)(x)
+  with remat.recording() as made, remat.unkept():
+    square(x)
   assert not made
   with tf.GradientTape() as tape, remat.giving([tf.constant([10.0, 20.0])]):
     tape.watch(x)

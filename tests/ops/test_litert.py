@@ -58,17 +58,19 @@ def test_experts_that_compute_apart_give_the_output_of_the_layer(expert):
   x_BTM, paddings_BT = normal(3, 4, 4), tf.constant([[0.0] * 4, [0, 0, 1, 1], [1] * 4])
   expected, _ = layer(theta, x_BTM, paddings_BT)
 
-  @tf.function
-  def apart():
-    calls = []
-    with backend.use(litert.without_experts(calls)):
-      layer(theta, x_BTM, paddings_BT)
-      (call,) = calls
-      one = lambda e: {name: weight[e : e + 1] for name, weight in call.weights.items()}
-      y_EGSM = tf.stack([call.function(call.tokens_GSM, one(e)) for e in range(5)])
-    return y_EGSM, tf.one_hot(call.expert_GSR, 5) * call.weight_GSR[..., tf.newaxis]
+  calls, of_one = [], {}
 
-  y_EGSM, weight_GSRE = apart()
+  def apart():
+    of_one.update({n: tf.compat.v1.placeholder(tf.float32, [1, *theta[n].shape[1:]]) for n in layer.experts.weights()})
+    with backend.use(litert.without_experts(calls)):
+      layer(theta | of_one, x_BTM, paddings_BT)
+
+  graph = tf.compat.v1.wrap_function(apart, [])
+  (call,) = calls
+  expert = graph.prune([call.rows_1SM, *of_one.values()], call.of_rows_1SM)
+  tokens_GSM, expert_GSR, weight_GSR = graph.prune([], [call.tokens_GSM, call.expert_GSR, call.weight_GSR])()
+  y_EGSM = tf.stack([expert(tokens_GSM, *(theta[name][e : e + 1] for name in of_one)) for e in range(5)])
+  weight_GSRE = tf.one_hot(expert_GSR, 5) * weight_GSR[..., tf.newaxis]
   found = tf.reshape(tf.einsum('GSRE,EGSM->GSM', weight_GSRE, y_EGSM), x_BTM.shape)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
   assert not np.any(found[2])

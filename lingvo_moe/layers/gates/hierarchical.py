@@ -1,6 +1,7 @@
 """Hierarchical noisy top-k gate: two levels, for very many experts (Shazeer et al., arXiv 1701.06538, appendix B)."""
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -15,6 +16,7 @@ from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.noisy_top_k import check_kept, noisy_top_k, squared_variation
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.remat import unkept
+from lingvo_moe.ops import loops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +104,27 @@ class Hierarchical(gate.Gate):
     second, within = LinearExperts(specs), theta['gate_within'].shape[-1]
     group_GS1, real_GS1 = group_GS[..., tf.newaxis], real_GS[..., tf.newaxis]
     slot_GS1, length_GE = ops.queue_positions(group_GS1, real_GS1 > 0, self.groups_of_experts)
-
-    def through_gates(x_GSM, theta, routing):
-      dispatcher = dispatch.make(self.dispatch, routing)
-      return dispatcher.combine(second.apply(theta, dispatcher.dispatch(x_GSM)))
-
     weights = {name: tf.cast(theta[name], x_GSM.dtype) for name in names}
     longest = tf.maximum(1, tf.reduce_max(length_GE))
     routing = Routing(group_GS1, slot_GS1, real_GS1, self.groups_of_experts, longest, stats=None)
-    slots = gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0)
-    y_GSJ, _ = ops.sum_over_rounds(unkept(through_gates), x_GSM, weights, routing, slots, width=len(names) * within)
+    slots = ops.slots_per_round(gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0))
+    if slots is None:
+      y_GSJ = self._through_gates(x_GSM, weights, routing, second)
+    else:
+      body = functools.partial(self._round, routing=routing, second=second, slots=slots)
+      features = len(names) * within
+      rounds = (longest + slots - 1) // slots
+      y_GSJ = loops.summed(rounds, body, x_GSM, weights, real_GS1, features=features, scope='rounds')
     y_GSJ = tf.cast(y_GSJ, tf.float32)
     return (y_GSJ[..., :within], y_GSJ[..., within:]) if training else (y_GSJ, None)
+
+  def _round(self, number, x_GSM, weights, weight_GS1, *, routing, second, slots):
+    routing = routing._replace(weight_GSR=weight_GS1).round(number, slots)
+    return self._through_gates(x_GSM, weights, routing, second)
+
+  def _through_gates(self, x_GSM, weights, routing, second):
+    """Outputs [G, S, J] of the second gate of each token's group."""
+    dispatcher = dispatch.make(self.dispatch, routing)
+    with unkept():  # queues differ in length between the blocks of a scanned stack
+      tokens = dispatcher.dispatch(x_GSM)
+      return dispatcher.combine((second.rows if isinstance(tokens, dispatch.GroupedRows) else second)(weights, tokens))
