@@ -15,8 +15,7 @@ import glob
 import math
 import os
 import re
-import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import NamedTuple
 
@@ -131,29 +130,30 @@ class Checkpoints:
     return '; '.join([', '.join([f'step {step}', *own]), *others])
 
   def save(self, runtime: Runtime) -> str:
-    """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix.
-
-    A thread may do the second of its parts while training goes on; see Saver.
-    """
-    if self.make_folder(runtime):
-      self.commit(runtime, self.write(runtime))
+    """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix."""
+    self.save_slices(runtime, runtime.step, self.saved(runtime))
     return self.path(runtime.step)
 
-  def make_folder(self, runtime: Runtime) -> bool:
-    """First part of `save`, by every process. False if the step is saved already."""
-    if runtime.agree(runtime.step in self.steps()):
+  def save_slices(self, processes: Runtime, step: int, slices: Iterable[Slice]) -> None:
+    """Writes the slices of a state of a step. A thread may do the second part while training goes on; see Saver."""
+    if self.make_folder(processes, step):
+      self.commit(processes, step, self.write(processes, step, slices))
+
+  def make_folder(self, processes: Runtime, step: int) -> bool:
+    """First part of saving, by every process. False if the step is saved already."""
+    if processes.agree(step in self.steps()):
       return False
-    if runtime.process_index == 0:
+    if processes.process_index == 0:
       self.sweep()
-      files.makedirs(self._partial(runtime.step))
-    runtime.agree(True)
+      files.makedirs(self._partial(step))
+    processes.agree(True)
     return True
 
-  def write(self, runtime: Runtime) -> str:
+  def write(self, processes: Runtime, step: int, slices: Iterable[Slice]) -> str:
     """Second part: writes what this process holds, and waits for no other. Returns what failed, '' if nothing did."""
-    name = checkpoint.STATE if runtime.process_count == 1 else f'part_{runtime.process_index:05d}'
-    prefix = os.path.join(self._partial(runtime.step), name)
-    slices = list(checkpoint.slices_by_layer(self.saved(runtime)))
+    name = checkpoint.STATE if processes.process_count == 1 else f'part_{processes.process_index:05d}'
+    prefix = os.path.join(self._partial(step), name)
+    slices = list(checkpoint.slices_by_layer(slices))
     try:
       if slices:
         checkpoint.write(prefix, slices)
@@ -163,18 +163,17 @@ class Checkpoints:
       _fsync(path)
     return ''
 
-  def saved(self, runtime: Runtime) -> list[Slice]:
+  def saved(self, runtime: Runtime) -> Iterator[Slice]:
     """Slices of a state that its checkpoint has of this process."""
-    return [part for part in runtime.slices() if runtime.step == 0 or part.name not in self.constant]
+    return (part for part in runtime.slices() if runtime.step == 0 or part.name not in self.constant)
 
-  def commit(self, runtime: Runtime, reason: str) -> None:
+  def commit(self, processes: Runtime, step: int, reason: str) -> None:
     """Last part, by every process: makes one checkpoint of what they have written, and drops old ones.
 
     `reason` is what `write` returned here; UserError where a process could not write its part.
     """
-    step, is_leader = runtime.step, runtime.process_index == 0
-    partial = self._partial(step)
-    if not runtime.agree(not reason):
+    is_leader, partial = processes.process_index == 0, self._partial(step)
+    if not processes.agree(not reason):
       if is_leader:
         self.sweep()
       left = 'there is no checkpoint before it, and the same command begins anew'
@@ -185,7 +184,7 @@ class Checkpoints:
         f'make room there; {left}'
       )
     if is_leader:
-      if runtime.process_count > 1:
+      if processes.process_count > 1:
         parts = sorted(name.removesuffix('.index') for name in files.listdir(partial) if name.endswith('.index'))
         checkpoint.merge([os.path.join(partial, part) for part in parts], os.path.join(partial, checkpoint.STATE))
       if self._is_remote:
@@ -196,7 +195,7 @@ class Checkpoints:
         os.rename(partial, self._folder(step))
         _fsync(self.directory)
       self._drop_old()
-    runtime.agree(True)
+    processes.agree(True)
 
   def fingerprint(self, step: int) -> str:
     """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
@@ -302,16 +301,6 @@ class Checkpoints:
       files.rmtree(self._partial(step))
 
 
-def _copy(checkpoints: Checkpoints, runtime: Runtime) -> Runtime:
-  """What saving takes of a runtime, copied in memory, where training does not change it."""
-  # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
-  copied = [
-    p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in checkpoints.saved(runtime)
-  ]
-  unchanged = {name: getattr(runtime, name) for name in ('step', 'process_index', 'process_count', 'agree')}
-  return types.SimpleNamespace(slices=lambda: copied, **unchanged)
-
-
 class Saver:
   """Saves in the background: copies the state at once and writes it in a thread, while training goes on.
 
@@ -324,15 +313,17 @@ class Saver:
     self.checkpoints = checkpoints
     self._runtime = runtime
     self._thread = futures.ThreadPoolExecutor(1)
-    self._writing: tuple[Runtime, futures.Future] | None = None
+    self._writing: tuple[int, futures.Future] | None = None  # the step, and what `write` returns
 
   def save(self) -> None:
     """Begins to save the current state, once the one before is saved."""
     self.wait()
-    alone = self._runtime.process_count == 1
-    if alone or self.checkpoints.make_folder(self._runtime):
-      copy = _copy(self.checkpoints, self._runtime)
-      self._writing = copy, self._thread.submit(self.checkpoints.save if alone else self.checkpoints.write, copy)
+    runtime, step = self._runtime, self._runtime.step
+    alone = runtime.process_count == 1
+    if alone or self.checkpoints.make_folder(runtime, step):
+      save = self.checkpoints.save_slices if alone else self.checkpoints.write
+      slices = list(map(_copied, self.checkpoints.saved(runtime)))
+      self._writing = step, self._thread.submit(save, runtime, step, slices)
 
   def commit_if_written(self) -> None:
     """Ends what `save` began if all processes have written their parts; for one process there is nothing to do."""
@@ -342,10 +333,15 @@ class Saver:
   def wait(self) -> None:
     """Waits until the state that was saved is on disk; raises the error if that failed."""
     if self._writing:
-      (copy, written), self._writing = self._writing, None
-      result = written.result()
-      if copy.process_count > 1:
-        self.checkpoints.commit(copy, result)
+      (step, written), self._writing = self._writing, None
+      reason = written.result()
+      if self._runtime.process_count > 1:
+        self.checkpoints.commit(self._runtime, step, reason)
+
+
+def _copied(part: Slice) -> Slice:
+  """Slice in memory that training does not change: a tensor is immutable, an array may be a view of a device's."""
+  return part._replace(value=part.value.copy()) if isinstance(part.value, np.ndarray) else part
 
 
 def _fsync(path: str) -> None:
