@@ -6,20 +6,26 @@ variable, opens a file or names a device.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from lingvo_moe import xla_sharding
+from lingvo_moe import ops, xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import dealt, results_of, sizes
 from lingvo_moe.core.weights import Specs, Theta, WeightSpec
+from lingvo_moe.layers import moe
 from lingvo_moe.layers.lora import Lora, part
+from lingvo_moe.ops import backend
 from lingvo_moe.ops.loops import counted
-from lingvo_moe.optim.optimizer import Optimizer, clip_by_global_norm
+from lingvo_moe.optim import updates
+from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.schedule import Schedule
+from lingvo_moe.optim.updates import stored
+
+_ROWS = 'rows'  # numbers of the rows of a batch, beside its arrays
 
 State = dict[str, Any]
 Metrics = dict[str, Any]  # scalars, and nests of tensors specific to a model
@@ -109,96 +115,101 @@ class Program:
 
   def init(self) -> State:
     """Initial state, before the first step."""
-    initial = lambda specs: self._stored(weights_lib.initialize(specs, self.seed), specs)
+    initial = lambda specs: stored(weights_lib.initialize(specs, self.seed), specs)
     return {'step': tf.zeros([], tf.int64), 'weights': initial(self.weight_specs), 'slots': initial(self.slot_specs)}
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
-    """Train step: one update. Returns (the next state, metrics of the model with 'grad_norm' and 'learning_rate')."""
-    grads, metrics = self.gradients(state['step'], state['weights'], batch)
+    """Train step: one update. Returns (the next state, metrics of the model with 'grad_norm' and 'learning_rate').
+
+    Under a backend that updates in place, the state is variables, those that are returned; see optim/updates.py.
+    """
+    used = {**state['weights'], **state.get('copies', {})}
+    grads, metrics = self.gradients(tf.convert_to_tensor(state['step']), used, batch)
     with tf.name_scope('update'):
       state, applied = self.apply(state, grads)
     return state, {**metrics, **applied}
 
   def gradients(
-    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor], sparse: bool = False
+    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
   ) -> tuple[dict[str, Any], Metrics]:
     """Gradients of the loss by weight that is trained, and metrics of the model.
 
-    Weights may be given in their `used_dtypes`, which their gradients then have. With `sparse` a gradient may also be
-    tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU backend; tf.convert_to_tensor makes it a
-    tensor.
+    Weights may be given in their `used_dtypes`, which their gradients then have. Under a backend that updates in place,
+    a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU backend;
+    tf.convert_to_tensor makes it a tensor.
     """
-    weights = self._stored(weights, self.weight_specs)
+    weights = stored(weights, self.weight_specs)
+    batch = {**batch, _ROWS: tf.range(sizes(next(iter(batch.values())))[0])}
     key = prng.key(self.seed, 'train', step)
-    rows_B = tf.range(sizes(next(iter(batch.values())))[0])
-
-    def gradients_of(rows_B, batch, **totals):
-      # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is
-      # in.
-      key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
-      trained = {name: weights[name] for name in self.trained_specs}
-      with tf.GradientTape() as tape:
-        tape.watch(list(trained.values()))
-        loss, metrics = self.model.loss(self.theta(weights), batch, key_B, **totals)
-      grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
-      return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
-
     if self.micro_batches > 1 and xla_sharding.stages() == 1:  # a pipeline takes the whole batch
-      return self._sum_over_micro_batches(gradients_of, rows_B, batch)
-    grads, metrics = gradients_of(rows_B, batch)
-    return grads if sparse else self._stored(grads, self.weight_specs, update=True), metrics
+      return self._sum_over_micro_batches(weights, key, batch)
+    grads, metrics = self._gradients_in_parts(weights, key, batch)
+    if not backend.current().updates_in_place:
+      grads = stored(grads, self.weight_specs, update=True)
+    return grads, metrics
 
-  def _sum_over_micro_batches(self, gradients_of, rows_B, batch):
+  def _gradients(self, model, weights, key, batch, **totals):
+    """Gradients and metrics of a batch, or of a part of one."""
+    # Each row of the batch has a random key of its own, so its random numbers do not depend on the part it is in.
+    key_B = xla_sharding.shard(prng.fold(key, batch[_ROWS]), 'B')
+    batch = {name: x for name, x in batch.items() if name != _ROWS}
+    trained = {name: weights[name] for name in self.trained_specs}
+    with tf.GradientTape() as tape:
+      tape.watch(list(trained.values()))
+      loss, metrics = model.loss(self.theta(weights), batch, key_B, **totals)
+    grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
+    return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
+
+  def _gradients_in_parts(self, weights, key, batch, totals=None):
+    """Sums of the gradients and metrics of parts of whole groups, which the backend computes side by side."""
+    parts = _parts(self.model, batch, training=True)
+    if len(parts.batches) == 1:
+      return self._gradients(self.model, weights, key, batch, **({} if totals is None else {'totals': totals}))
+    totals = parts.totals if totals is None else totals
+    with backend.use(dataclasses.replace(backend.current(), sub_batches=1)):
+      results = [self._gradients(parts.model, weights, key, part, totals=totals) for part in parts.batches]
+      grads = {name: ops.add_gradients(*(grads[name] for grads, _ in results)) for name in results[0][0]}
+    return grads, joined([metrics for _, metrics in results])
+
+  def _sum_over_micro_batches(self, weights, key, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
-    divided = lambda x_B: dealt(x_B, self.num_groups, self.micro_batches)
-    divided_rows, divided_batch = divided(rows_B), {name: divided(x) for name, x in batch.items()}
-    micro_batch = lambda i: (
-      divided_rows[i],
-      {name: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)) for name, x in divided_batch.items()},
-    )
-    totals = [self.model.totals(micro_batch(i)[1]) for i in range(self.micro_batches)]
+    divided = {name: dealt(x, self.num_groups, self.micro_batches) for name, x in batch.items()}
+
+    def micro_batch(i):
+      return {name: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)) for name, x in divided.items()}
+
+    totals = [self.model.totals(micro_batch(i)) for i in range(self.micro_batches)]
     totals = tf.nest.map_structure(lambda *values: tf.add_n(values), *totals)
 
     def dense_gradients(i):
-      grads, metrics = gradients_of(*micro_batch(i), totals=totals)
-      grads = self._stored(grads, self.weight_specs, update=True)
+      grads, metrics = self._gradients_in_parts(weights, key, micro_batch(i), totals)
+      grads = stored(grads, self.weight_specs, update=True)
       return {name: tf.cast(g, self.weight_specs[name].dtype) for name, g in grads.items()}, metrics
 
     def body(i, grads, metrics):
       more_grads, more_metrics = dense_gradients(i)
-      grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs, update=True)
+      grads = stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs, update=True)
       return grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
     results = results_of(lambda: dense_gradients(0))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
-    begin = self._stored(zeros[0], self.weight_specs, update=True), zeros[1]
+    begin = stored(zeros[0], self.weight_specs, update=True), zeros[1]
     return counted(self.micro_batches, body, *begin, scope='')
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """State after an update by the gradients, and {'grad_norm', 'learning_rate'}."""
-    step, rate = state['step'], self.schedule(state['step'])
-    weights = self._stored(state['weights'], self.weight_specs)
-    old_slots = self._stored(state['slots'], self.slot_specs)
-    parts = self._stored({name: weights[name] for name in self.trained_specs}, self.weight_specs, update=True)
-    norm = None
-    if self.clip_norm:
-      grads, norm = clip_by_global_norm(grads, self.clip_norm)
-    updates = {}
-    for name, spec in self.trained_specs.items():
-      slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
-      updates[name] = self.optimizer.update(grads[name], slots, parts[name], spec, step, rate)
-    if norm is None:
-      norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
-    updated = {name: update.weight for name, update in updates.items()}
-    updated = self._stored(updated, self.weight_specs, update=True)  # then gathered, if split further than weights are
-    new_weights = self._stored({**weights, **updated}, self.weight_specs)
-    new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
-    new_slots = self._stored(new_slots, self.slot_specs)
-    return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
+    rate = self.schedule(tf.convert_to_tensor(state['step']))
+    specs = self.weight_specs, self.trained_specs, self.slot_specs
+    state, norm = updates.update(self.optimizer, state, grads, specs, rate, self.clip_norm)
+    return state, {'grad_norm': norm, 'learning_rate': rate}
 
   def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Metrics:
     """Metrics of the model for a batch, at inference."""
-    return self.model.loss(self.theta(weights), batch)[1]
+    theta, parts = self.theta(weights), _parts(self.model, batch, training=False)
+    if len(parts.batches) == 1:
+      return self.model.loss(theta, batch)[1]
+    with backend.use(dataclasses.replace(backend.current(), sub_batches=1)):
+      return joined([parts.model.loss(theta, part, totals=parts.totals)[1] for part in parts.batches])
 
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
     """Nested weights for the model, adapters merged; weights that devices store in parts but use whole are gathered.
@@ -214,10 +225,40 @@ class Program:
       weights = {name: used(name, weight) for name, weight in weights.items()}
       return weights_lib.unflatten(self.lora.merged(weights) if self.lora else weights)
 
-  def _stored(
-    self, values: Mapping[str, Any], specs: Mapping[str, WeightSpec], update: bool = False
-  ) -> dict[str, tf.Tensor]:
-    """Converts values to tensors, annotated with the split in which devices store or, with `update`, update them."""
-    with tf.name_scope('state'):
-      tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
-      return {name: xla_sharding.store(x, specs[name].dims, update or specs[name].slot) for name, x in tensors.items()}
+
+class _Parts(NamedTuple):
+  """Parts of a batch, the model of one, and the totals of all; or the batch alone, as its one part."""
+
+  batches: Sequence[Mapping[str, tf.Tensor]]
+  model: Model
+  totals: Mapping[str, tf.Tensor]
+
+
+def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Parts:
+  """Parts of a batch, as many as the backend computes side by side, if the losses of the model add up over parts.
+
+  In training they are whole groups. At inference groups make no difference to a token.
+  """
+  layers = moe.layers_of(model)
+  count = backend.current().sub_batches if hasattr(model, 'totals') else 1
+  if training and any(layer.gate.joint_loss for layer in layers):
+    count = 1
+  if training:
+    count = next(n for n in range(count, 0, -1) if all(layer.num_groups % n == 0 for layer in layers))
+  if count == 1:
+    return _Parts([batch], model, {})
+  rows = sizes(next(iter(batch.values())))[0]
+  ends = [rows * i // count for i in range(count + 1)]
+  divided = {name: tf.split(x, [b - a for a, b in zip(ends, ends[1:])], num=count) for name, x in batch.items()}
+  batches = [{name: x[i] for name, x in divided.items()} for i in range(count)]
+  model = moe.of_part(model, count if training else None)
+  totals = tf.nest.map_structure(lambda *x: tf.add_n(x), *map(model.totals, batches))
+  return _Parts(batches, model, totals)
+
+
+def joined(metrics: Sequence[Any]) -> Any:
+  """Metrics of a batch from those of its parts: sums, unless their type has another rule (`joined`)."""
+  first = metrics[0]
+  if isinstance(first, Mapping):
+    return {name: joined([of_part[name] for of_part in metrics]) for name in first}
+  return first.joined(metrics) if hasattr(first, 'joined') else tf.add_n(metrics)

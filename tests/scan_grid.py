@@ -80,7 +80,7 @@ def step(combination: Mapping[str, Any], traced: bool = False) -> Outcome:
 
 def _run(program, weights, batch):
   with backend.use(cpu.backend(training=True)):
-    grads, metrics = program.gradients(tf.constant(5, tf.int64), weights, batch, sparse=True)
+    grads, metrics = program.gradients(tf.constant(5, tf.int64), weights, batch)
   return metrics['loss'], tf.linalg.global_norm([tf.convert_to_tensor(g) for g in grads.values()])
 
 

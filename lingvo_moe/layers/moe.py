@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -114,7 +115,8 @@ class MoE:
     weights = {name: theta[name] for name in self.experts.weights()}
     # Queues without a limit differ in length between the blocks of a scanned stack, which cannot stack what they keep.
     unlimited = self._is_dropless(key) and not routing.every_expert
-    if unlimited and (slots := self._slots_per_round(x_GSM)):
+    slots = self._slots_per_round(x_GSM) if unlimited else None
+    if slots is not None:
       y_GSM, routing = self._in_rounds(weights, x_GSM, routing, dropout_keys_GS, slots)
     else:
       y = []
@@ -194,3 +196,21 @@ class MoE:
         'batch a multiple of it, or lower num_groups'
       )
     return self.num_groups if training or divides else 1
+
+
+def layers_of(model: Any) -> list[MoE]:
+  """MoE layers within nested dataclasses, such as a model."""
+  if isinstance(model, MoE):
+    return [model]
+  fields = dataclasses.fields(model) if dataclasses.is_dataclass(model) and not isinstance(model, type) else []
+  return [layer for field in fields for layer in layers_of(getattr(model, field.name))]
+
+
+def of_part(model: Any, parts: int | None) -> Any:
+  """The model for one of so many parts of a batch, of which MoE layers have as many times fewer groups; None: one."""
+  if isinstance(model, MoE):
+    return dataclasses.replace(model, num_groups=model.num_groups // parts if parts else 1)
+  if not dataclasses.is_dataclass(model) or isinstance(model, type):
+    return model
+  values = {field.name: of_part(getattr(model, field.name), parts) for field in dataclasses.fields(model) if field.init}
+  return dataclasses.replace(model, **values)

@@ -195,6 +195,14 @@ def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
   return tf.reduce_max(limit_B)
 
 
+def add_gradients(*grads: Any) -> Any:
+  """Sum of gradients of one weight, of parts of a batch: tensors, or tf.IndexedSlices, whose sum has all slices."""
+  if not any(isinstance(grad, tf.IndexedSlices) for grad in grads):
+    return tf.add_n(grads)
+  values, indices = (tf.concat([getattr(grad, of) for grad in grads], axis=0) for of in ('values', 'indices'))
+  return tf.IndexedSlices(values, indices, grads[0].dense_shape)
+
+
 def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
   """Mean square of x over some axes, kept with size 1: Adafactor's statistic of weights and gradients."""
   return tf.reduce_mean(tf.square(x), axis=axes, keepdims=True)

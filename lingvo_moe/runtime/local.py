@@ -12,7 +12,6 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import cpu, gpu, xla
 from lingvo_moe.ops.backend import REFERENCE, Backend
-from lingvo_moe.optim.cpu.in_place import InPlaceUpdates
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Batch, Function, Runtime
 from lingvo_moe.runtime.slices import Slice, named_slots
@@ -51,7 +50,6 @@ class LocalRuntime(Runtime):
   def __init__(self, program: Program, jit: bool = False, backend: str = 'auto'):
     self.program = program
     training, self._inference = _backends(backend, jit)
-    self._updates = InPlaceUpdates(program.optimizer) if training.updates_in_place else None
     self._has_copies = training.updates_in_place and training.bfloat16
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
@@ -84,7 +82,7 @@ class LocalRuntime(Runtime):
     self._adopt({'step': state['step'][...], 'weights': whole(state['weights']), 'slots': slots})
 
   def state(self) -> dict:
-    return self._read(self._variables())
+    return {name: self._read(kind) for name, kind in self._variables().items() if name != 'copies'}
 
   def slices(self) -> Iterator[Slice]:
     state = self.state()
@@ -128,7 +126,7 @@ class LocalRuntime(Runtime):
     return call
 
   def _variables(self):
-    return {'step': self._step, 'weights': self._weights, 'slots': self._slots}
+    return {'step': self._step, 'weights': self._weights, 'slots': self._slots, 'copies': self._copies}
 
   def _read(self, variables):
     return tf.nest.map_structure(lambda v: v.value(), variables)
@@ -161,18 +159,11 @@ class LocalRuntime(Runtime):
       copy.assign(tf.cast(self._weights[name], copy.dtype))
 
   def _train_step(self, batch):
-    if self._updates is None:
-      state, metrics = self.program.train_step(self._read(self._variables()), batch)
+    variables = self._variables()
+    state, metrics = self.program.train_step(variables, batch)
+    if state is not variables:  # else it is updated in place
       self._assign(state)
-      return metrics
-    program, step = self.program, self._step.value()
-    grads, metrics = program.gradients(step, self._used(), batch, sparse=True)
-    with tf.name_scope('update'):
-      rate = program.schedule(step)
-      variables = {**self._variables(), 'copies': self._copies}
-      norm = self._updates.apply(grads, variables, program.trained_specs, step, rate, program.clip_norm)
-      self._step.assign_add(1)
-    return {**metrics, 'grad_norm': norm, 'learning_rate': rate}
+    return metrics
 
   def _eval_step(self, batch):
     return self.program.eval_step(self._used(), batch)

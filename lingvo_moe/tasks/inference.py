@@ -94,6 +94,11 @@ def search(
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
 
 
+def score(model, theta, batch: task.Batch) -> tf.Tensor:
+  """Scores of given targets, as model.score, of rows as the backend likes to divide them."""
+  return ops.map_rows(lambda batch: model.score(theta, batch), batch, tf.TensorSpec([None]))
+
+
 def beam(step, cache, model, config, rows, n_best: int, **arguments) -> beam_search.Hypotheses:
   """Beam search for so many rows with the values of a configuration; `arguments` are further ones of beam_search."""
   return beam_search.beam_search(

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from ancestors import ancestors
 
+from lingvo_moe.ops.cpu import factored
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.ops.cpu.linear import product
 
@@ -95,3 +96,15 @@ def test_factors_are_computed_after_the_gradient_for_the_input():
   dx, *factors = found
   for factor in factors:
     assert dx.op.name in [op.name for op in ancestors([factor.op])]
+
+
+def test_gradients_of_parts_of_a_batch_add_up_and_factored_ones_stay_factored():
+  x, dy = tf.random.normal([3, 5, 4]), tf.random.normal([3, 5, 6])
+  whole = FactoredGradient(x, dy)
+  got = factored.add_gradients(FactoredGradient(x[:, :2], dy[:, :2]), FactoredGradient(x[:, 2:], dy[:, 2:]))
+  assert isinstance(got, FactoredGradient)
+  np.testing.assert_allclose(got.multiplied(), whole.multiplied(), rtol=1e-5, atol=1e-6)
+  rows = tf.IndexedSlices(tf.ones([2, 4]), tf.constant([0, 2]), tf.constant([3, 4]))
+  more = tf.IndexedSlices(tf.fill([1, 4], 5.0), tf.constant([2]), tf.constant([3, 4]))
+  np.testing.assert_array_equal(tf.convert_to_tensor(factored.add_gradients(rows, more))[:, 0], [1, 0, 6])
+  np.testing.assert_array_equal(factored.add_gradients(tf.ones([2]), tf.ones([2])), [2, 2])

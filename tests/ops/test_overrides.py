@@ -24,7 +24,7 @@ BACKENDS |= {'xla': xla.BACKEND, 'cpu_xla': cpu.COMPILED}
 COMPILED = ('xla', 'cpu_xla')
 
 # Overrides whose results differ by design; tested below and in other files of this folder.
-APART = {'slots_per_round', 'loop_bound', 'map_rows', 'map_sub_batches'}
+APART = {'add_gradients', 'slots_per_round', 'loop_bound', 'map_rows', 'map_sub_batches'}
 
 
 def floats(*shape):

@@ -12,11 +12,15 @@ from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
+from lingvo_moe.optim import schedule
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.program import Program
 from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 
@@ -141,3 +145,38 @@ def test_a_model_computes_the_same_in_sub_batches(values, training):
 
   for a, b in zip(run(in_parts(2)), run(in_parts(1)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+
+
+def gradients_and_metrics(task, count):
+  """Gradients and metrics of a train step in so many parts at most, those of evaluation, and the number of losses."""
+  calls = []
+
+  class Counted(type(task)):
+    def loss(self, *args, **kwargs):
+      calls.append(args)
+      return super().loss(*args, **kwargs)
+
+  program = Program(Counted(**vars(task)), Adafactor(), schedule.Constant(0.1), num_groups=2)
+  values = {name: tf.convert_to_tensor(x) for name, x in weights.flatten(theta_of(task, seed=1, scale=0.4)).items()}
+  with backend.use(in_parts(count)):
+    found = program.gradients(
+      tf.constant(3, tf.int64), values, {name: tf.constant(ids) for name, ids in batch().items()}
+    )
+    evaluated = program.eval_step(values, {name: tf.constant(ids) for name, ids in batch().items()})
+  return found, {name: evaluated[name] for name in ('xent', 'target_tokens')}, len(calls)
+
+
+@pytest.mark.parametrize('values', [{}, {'moe': None}, {'kind': ScannedStack}, {'remat': 'block'}], ids=str)
+def test_parts_of_whole_groups_have_the_gradients_and_metrics_of_the_batch(values):
+  task = dataclasses.replace(model(**values), report_decisions=True)
+  *got, parts = gradients_and_metrics(task, 2)
+  *expected, one = gradients_and_metrics(task, 1)
+  assert (parts, one) == (4, 2)
+  for a, b in zip(tf.nest.flatten(got), tf.nest.flatten(expected), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-6)
+
+
+@pytest.mark.parametrize('values', [{'num_groups': 1}, {'gate': NoisyTopK()}], ids=str)
+def test_groups_that_are_routed_together_are_one_part_in_training(values):
+  task = model(moe=dataclasses.replace(STACK.moe, **values))
+  assert gradients_and_metrics(task, 2)[-1] == 3  # two of them of the evaluation

@@ -31,13 +31,14 @@ class Observed(Program):
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
     return cls(**{**values, 'model': dataclasses.replace(program.model, report_decisions=True)})
 
-  def gradients(self, step, weights, batch, sparse=False):
-    grads, metrics = super().gradients(step, weights, batch, sparse)
+  def gradients(self, step, weights, batch):
+    grads, metrics = super().gradients(step, weights, batch)
     return grads, {**metrics, 'grads': {name: tf.convert_to_tensor(grad) for name, grad in grads.items()}}
 
   def train_step(self, state, batch):
     state, metrics = super().train_step(state, batch)
-    return state, {**metrics, 'weights': state['weights'], 'slots': state['slots']}
+    values = {kind: {n: tf.convert_to_tensor(x) for n, x in state[kind].items()} for kind in ('weights', 'slots')}
+    return state, {**metrics, **values}
 
 
 class Observation(NamedTuple):
@@ -98,9 +99,6 @@ def observe(
     batch = task_of(config).random_batch(seed=step, full=False)
     rows = len(next(iter(batch.values()))) // runtime.feed_count  # that this process feeds
     metrics = runtime.train_step({name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()})
-    if 'weights' not in metrics:  # the local runtime updates variables in place, without Program.train_step
-      state = runtime.state()
-      metrics |= {kind: {name: x.numpy() for name, x in state[kind].items()} for kind in ('weights', 'slots')}
     observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   kinds = []
   if hasattr(runtime, 'train_program'):

@@ -1,5 +1,6 @@
 """Routing: decision of a gate, for each token and choice, whole or in parts: rounds and chunks."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import tensorflow as tf
@@ -23,6 +24,12 @@ class RoutingStats(NamedTuple):
   # Passes over the experts, summed over micro-batches: 1, or under XLA the rounds that it takes to drop no choice.
   rounds: tf.Tensor
 
+  @classmethod
+  def joined(cls, parts: Sequence[Self]) -> Self:
+    """Statistics of a batch from those of parts of its groups, which are computed at once."""
+    sums = cls(*map(tf.add_n, zip(*parts)))
+    return sums._replace(rounds=tf.reduce_max([part.rounds for part in parts]))
+
 
 class Decisions(NamedTuple):
   """Decisions for each token and their margins; axes and values as in Routing."""
@@ -30,6 +37,11 @@ class Decisions(NamedTuple):
   expert_GSR: tf.Tensor
   weight_GSR: tf.Tensor
   margin_GS: tf.Tensor
+
+  @classmethod
+  def joined(cls, parts: Sequence[Self]) -> Self:
+    """Decisions for a batch from those for parts of its groups, in order."""
+    return cls(*(tf.concat(x, axis=0) for x in zip(*parts)))
 
 
 class Routed(NamedTuple):

@@ -4,7 +4,7 @@ import functools
 
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.cpu import grouped_ffn, kernels, linear, sub_batches, threads
+from lingvo_moe.ops.cpu import factored, grouped_ffn, kernels, linear, sub_batches, threads
 
 # Matrix products in bfloat16 with float32 accumulation: AVX-512 and AMX of x86, BF16 of Arm. With one of them
 # TensorFlow's products (oneDNN) take a half to a third of the time of float32; without, they are emulated.
@@ -12,6 +12,7 @@ BFLOAT16_UNITS = ('avx512_bf16', 'amx_bf16', 'bf16')
 
 OVERRIDES = {
   **vjp.OVERRIDES,
+  'add_gradients': factored.add_gradients,
   'grouped_ffn': grouped_ffn.grouped_ffn,
   'linear': linear.trained_linear,
   'map_rows': sub_batches.map_rows,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_moe.ops import reference
+
 # Numbers of rows to pad to, as XLA compiles an update for each. With more rows, computing the product twice takes
 # longer than writing it to memory once.
 _ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -80,6 +82,14 @@ class FactoredGradient(tf.IndexedSlices):
   @property
   def _rows(self):
     return tf.shape(self.x_ECM)[1]
+
+
+def add_gradients(*grads):
+  """Sum of gradients of parts of a batch; the factors of factored ones are joined along their rows."""
+  if not all(isinstance(grad, FactoredGradient) for grad in grads):
+    return reference.add_gradients(*grads)
+  x_ECM, dy_ECH = (tf.concat([getattr(grad, of) for grad in grads], axis=1) for of in ('x_ECM', 'dy_ECH'))
+  return FactoredGradient(x_ECM, dy_ECH)
 
 
 tf.register_tensor_conversion_function(

@@ -62,7 +62,7 @@ class SentenceTranslator(task.Translator):
     widths = {'sample': n_best, 'mbr': config.mbr_samples}
     self._samples = {name: (width, fewer(width), search(width)) for name, width in widths.items()}
     self._num_symbols = model.target_embedding.vocab_size
-    self._score = runner.function(lambda weights, batch: model.score(program.theta(weights), batch))
+    self._score = runner.function(lambda weights, batch: inference.score(model, program.theta(weights), batch))
     self._attend = runner.function(lambda weights, batch: model.attention_to_source(program.theta(weights), batch))
     self._decide = runner.function(lambda weights, batch: model.decisions(program.theta(weights), batch))
 
