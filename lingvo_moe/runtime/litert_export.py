@@ -84,9 +84,9 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
     files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, kind)
   for number, call in enumerate([] if graph.experts else calls[: len(parts) - 1]):
     used = [ref for ref in _ancestors([call.of_rows_1SM]) if ref in name_of]
-    expert = whole.prune([call.rows_1SM, *(ref.deref() for ref in used)], call.of_rows_1SM)
+    expert = _function([call.rows_1SM, *(ref.deref() for ref in used)], call.of_rows_1SM)
     expert_weights = [weights[name_of[ref]] for ref in used]
-    files[stages.file_of_experts(name, number)] = _experts(expert, expert_weights, kind)
+    files[stages.file_of_experts(name, number)] = _experts(expert, expert_weights, call.rows_1SM.shape[-1], kind)
   return files
 
 
@@ -128,21 +128,31 @@ def _ancestors(tensors: Iterable[tf.Tensor], known: Iterable = ()) -> set:
   return found
 
 
-def _experts(expert: Callable[..., tf.Tensor], weights: Sequence[np.ndarray], kind: str) -> bytes:
+def _function(inputs: Sequence[tf.Tensor], output: tf.Tensor) -> Callable[..., tf.Tensor]:
+  """Function of these tensors of a graph, which holds no variables; that of `prune` would hold all of the graph."""
+  graph_def = tf.compat.v1.graph_util.extract_sub_graph(output.graph.as_graph_def(), [output.op.name])
+  names = [tensor.name for tensor in inputs]
+  return lambda *values: tf.graph_util.import_graph_def(graph_def, dict(zip(names, values)), [output.name])[0]
+
+
+def _experts(expert: Callable[..., tf.Tensor], weights: Sequence[np.ndarray], model_dim: int, kind: str) -> bytes:
   """Bytes of a LiteRT file with a signature for each expert of a layer, from its rows to its outputs.
 
   Args:
     expert: function of the rows [1, S, M] of one expert, and of its weights [1, ...].
     weights: those of all experts, [E, ...].
+    model_dim: features of a row.
     kind: as in `save`.
   """
   module = tf.Module()
   module.weights = [[tf.Variable(w[e : e + 1], trainable=False) for w in weights] for e in range(len(weights[0]))]
-  rows = tf.TensorSpec([None, expert.inputs[0].shape[-1]], name='rows')
-  signatures = {}
-  for e, expert_weights in enumerate(module.weights):
-    run = lambda rows, w=expert_weights: {'outputs': expert(rows[tf.newaxis], *(v.value() for v in w))[0]}
-    signatures[str(e)] = tf.function(run, autograph=False).get_concrete_function(rows)
+  rows = tf.TensorSpec([None, model_dim], name='rows')
+
+  def signature(expert_weights):
+    run = lambda rows: {'outputs': expert(rows[tf.newaxis], *(weight.value() for weight in expert_weights))[0]}
+    return tf.function(run, autograph=False).get_concrete_function(rows)
+
+  signatures = {str(e): signature(expert_weights) for e, expert_weights in enumerate(module.weights)}
   with tempfile.TemporaryDirectory() as folder:
     tf.saved_model.save(module, folder, signatures)
     return _converted(tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures)), kind)
