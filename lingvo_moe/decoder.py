@@ -24,7 +24,6 @@ interrupted translation continues where it was, within some seconds, unless --ov
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import time
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
   from lingvo_moe.runtime.runtime import Runtime
 
 
-@dataclasses.dataclass(frozen=True)
 class Options(checkpoint_flags.RequestOptions, checkpoint_flags.EnsembleOptions, checkpoint_flags.CheckpointOptions):
   """Options of the decoder."""
 

@@ -15,7 +15,6 @@ server: accepted requests are answered, and the exit status is 0. docs/serving.m
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
   from lingvo_moe.text.text_model import TextModel
 
 
-@dataclasses.dataclass(frozen=True)
 class Options(checkpoint_flags.TextOptions):
   """Options of the job."""
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 from lingvo_moe.cli import app
 from lingvo_moe.cli import machine as machine_lib
-from lingvo_moe.cli import options as options_lib
 from lingvo_moe.cli.machine import Machine, RuntimeOptions
+from lingvo_moe.cli.model_flags import FileOptions
 from lingvo_moe.cli.options import flag
-from lingvo_moe.config import bindings, configuration, fields
+from lingvo_moe.config import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files, log_directory
 from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
@@ -33,19 +32,13 @@ if TYPE_CHECKING:
   from lingvo_moe.run.training import Training
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(options_lib.Options):
+class Options(FileOptions):
   """Options of the trainer."""
 
   logdir: str = flag(None, 'Directory for checkpoints, logs and everything else of the run.', required=True)
   model: str | None = flag(
     None, "A registered model's name; lingvo-moe models lists them. Default: the run's in --logdir, or in --init_from."
   )
-  set: Sequence[str] = flag(
-    (), 'Value of a field of the model, such as batch_tokens=2048 or pairs=de-en; may be repeated.', repeated=True
-  )
-  gin_file: Sequence[str] = flag((), 'File of gin bindings.', repeated=True)
-  gin_bindings: Sequence[str] = flag((), "A gin binding, such as 'MoE8E.batch_tokens = 2048'.", repeated=True)
   data_dir: str | None = flag(None, "Folder of the corpus; default: the configuration's.")
   max_steps: int | None = flag(None, "Steps to train in all; default: the configuration's.", lower_bound=0)
   init_from: str | None = flag(None, 'Log directory, or checkpoint, whose weights a new run begins with.')
@@ -168,8 +161,7 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
     machine.group.say(f'going on with {name} as {run.config_file} has it; --set may change {may_change}')
   overrides = {'data_dir': options.data_dir, 'max_steps': options.max_steps}
   overrides = {field: value for field, value in overrides.items() if value is not None}
-  given = [*options.gin_bindings, *bindings.from_settings(name, options.set)]
-  config = configuration.resolve(name, options.gin_file, given, base=base, **overrides)
+  config = options.resolve(name, base=base, **overrides)
   if options.steps_per_loop > config.log_every:
     raise UserError(
       f'a call of several steps ends where one is logged; saw --steps_per_loop={options.steps_per_loop} and '

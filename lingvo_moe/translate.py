@@ -20,7 +20,6 @@ backslash and an n, and a backslash as two.
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import functools
 import io
 import os
@@ -49,7 +48,6 @@ _MOST_LINES = 1000  # of those that have arrived
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
 
 
-@dataclasses.dataclass(frozen=True)
 class Options(checkpoint_flags.RequestOptions, checkpoint_flags.TextOptions):
   """Options of the job."""
 

@@ -121,7 +121,7 @@ def trained(runtime):
 RUNTIMES = {
   'auto': lambda program: LocalRuntime(program),
   'reference': lambda program: LocalRuntime(program, backend='reference'),
-  'spmd': lambda program: machine.connect(RuntimeOptions('spmd', 'data:2', False)).make_runtime(program),
+  'spmd': lambda program: machine.connect(RuntimeOptions('data:2', False, runtime='spmd')).make_runtime(program),
 }
 
 

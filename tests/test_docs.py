@@ -164,7 +164,6 @@ def test_a_command_takes_its_flags(document, command):
 
 @pytest.mark.parametrize(('document', 'command'), OWN, ids=IDS)
 def test_models_and_bindings_of_a_command_exist(document, command):
-  from lingvo_moe.config import bindings as binding_lib
   from lingvo_moe.config import configuration
 
   own = registered_by(document)
@@ -175,8 +174,7 @@ def test_models_and_bindings_of_a_command_exist(document, command):
   settings = [value for flag, value in itertools.pairwise(command) if flag == '--set']
   if models and (bindings or settings):
     (model,) = models
-    bindings += binding_lib.from_settings(model, settings)
-    configuration.resolve(model, [], bindings)  # refuses what is no field of it, or no value
+    configuration.resolve(model, [], bindings, settings)  # refuses what is no field of it, or no value
 
 
 def test_the_readmes_command_for_one_model_runs():

@@ -22,7 +22,7 @@ SMALL = {
   'eval_every': 3,
 }
 BINDINGS = [f'MoE128E12LTiny.{name} = {value!r}' for name, value in SMALL.items()]
-MESH = RuntimeOptions('spmd', 'expert:4')
+MESH = RuntimeOptions('expert:4', runtime='spmd')
 
 
 @pytest.fixture(scope='module')

@@ -43,7 +43,6 @@ from absl import flags, logging
 from benchmarks import engines
 from benchmarks.clock import Clock, Timing, peak_rss_mib
 from lingvo_moe.cli import app, machine
-from lingvo_moe.cli.commands import values
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import configuration, registry
 from lingvo_moe.core import quiet
@@ -55,7 +54,8 @@ _OF_ENGINES = ('decode', 'latency')
 
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models, or public folders.')
 _WHAT = flags.DEFINE_list('what', ['train', 'decode'], 'What to time, see above.')
-_BINDINGS = values.define('num_groups=4')
+_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "A gin binding, such as 'Moe16.ff_dim = 512'.")
+_SETTINGS = flags.DEFINE_multi_string('set', [], 'Value of a field of the models, such as num_groups=4.')
 _CALLS = flags.DEFINE_integer('calls', 9, 'Number of timed calls.', lower_bound=1)
 _WARMUP = flags.DEFINE_integer('warmup', 3, 'Number of warm-up calls before the timed ones.', lower_bound=1)
 _JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step and the MoE layer with XLA.')
@@ -181,7 +181,7 @@ def _plan(options: RuntimeOptions) -> list[tuple]:
   quiet.import_tensorflow()
   from lingvo_moe.tasks.mt.mt_config import MtConfig
 
-  for binding in flags.FLAGS['gin_bindings'].value:
+  for binding in _BINDINGS.value:
     if not any(binding in _bindings_of(name) for name in _MODEL.value):
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
   configs = {name: _configuration(name) for name in _MODEL.value}
@@ -235,10 +235,10 @@ def _folder(name: str) -> str:
 
 def _configuration(name: str) -> Any:
   if not _folder(name):
-    return configuration.resolve(name, [], _bindings_of(name))
+    return configuration.resolve(name, [], _bindings_of(name), _SETTINGS.value)
   from lingvo_moe.addons.interop import importing
 
-  return importing.read(name, flags.FLAGS['set'].value)[2]
+  return importing.read(name, _SETTINGS.value)[2]
 
 
 def _bindings_of(name: str) -> list[str]:
@@ -246,7 +246,7 @@ def _bindings_of(name: str) -> list[str]:
   if _folder(name):
     return []
   cls = name.rpartition('.')[2]
-  return [binding for binding in _BINDINGS(name) if binding.split('.')[0].strip() == cls]
+  return [binding for binding in _BINDINGS.value if binding.split('.')[0].strip() == cls]
 
 
 def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
@@ -254,7 +254,7 @@ def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
   given = [flags.FLAGS[flag] for flag in flags.FLAGS if flags.FLAGS[flag].present]
   given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
   bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
-  bindings += [f'--set={setting}' for setting in flags.FLAGS['set'].value if _folder(name)]
+  bindings += [f'--set={setting}' for setting in _SETTINGS.value]
   others = [line for flag in given for line in flag.serialize().splitlines()]  # a line for each value of a repeated one
   return [f'--model={name}', f'--what={what}', *bindings, *others]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import app, flags
 
-from lingvo_moe.cli.options import Options
+from lingvo_moe.cli.options import OptionGroup
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, shown
 from lingvo_moe.storage import files
@@ -34,7 +34,7 @@ _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'cache_dir', 'path'
 
 
 def command(
-  *options: type[Options],
+  *options: type[OptionGroup],
   tensorflow: bool = True,
   arguments: bool = False,
   takes: Sequence[str] = (),

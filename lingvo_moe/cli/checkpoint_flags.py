@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from lingvo_moe.cli import machine, options
-from lingvo_moe.cli.options import flag
+from lingvo_moe.cli import machine
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.text import sentences
 from lingvo_moe.text.request import TranslationRequest
@@ -34,8 +33,7 @@ def _checkpoint(default: str) -> str | None:
   return flag(None, about, one_of=['best', 'last'])
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckpointOptions(options.Options):
+class CheckpointOptions(OptionGroup):
   """Options of a job that uses the newest checkpoint where none is chosen."""
 
   default_checkpoint: ClassVar[str] = 'last'
@@ -102,7 +100,6 @@ class CheckpointOptions(options.Options):
     return run.checkpoints().choose(self.step, 'best' if self.best else self.checkpoint or self.default_checkpoint)
 
 
-@dataclasses.dataclass(frozen=True)
 class BestCheckpointOptions(CheckpointOptions):
   """Options of a job that uses the best checkpoint where none is chosen, or the newest if none was evaluated."""
 
@@ -112,8 +109,7 @@ class BestCheckpointOptions(CheckpointOptions):
   checkpoint: str | None = _checkpoint('the best, or the newest where none was evaluated')
 
 
-@dataclasses.dataclass(frozen=True)
-class EnsembleOptions(options.Options):
+class EnsembleOptions(OptionGroup):
   """Options of a job that may translate with several runs at once."""
 
   ensemble: Sequence[str] = flag(
@@ -121,15 +117,13 @@ class EnsembleOptions(options.Options):
   )
 
 
-@dataclasses.dataclass(frozen=True)
 class TextOptions(EnsembleOptions, BestCheckpointOptions):
   """Options of a job that translates texts."""
 
   split_sentences: str = flag('auto', sentences.ABOUT, one_of=sentences.MODES)
 
 
-@dataclasses.dataclass(frozen=True)
-class RequestOptions(options.Options):
+class RequestOptions(OptionGroup):
   """Options of a job that translates: what is asked of each translation; see TranslationRequest."""
 
   alignments: bool = flag(False, 'Write the tokens of both sides, and which belong together.')

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_moe.cli import options as options_lib
-from lingvo_moe.cli.options import flag
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import process_group
 from lingvo_moe.run.process_group import ProcessGroup
@@ -31,8 +30,35 @@ _TAKEN = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class RuntimeOptions(options_lib.Options):
+SPLIT_DENSE = 'Store a part of the dense layers on each device; default: a copy.'
+SPLIT_UPDATE = 'Split the update of weights that devices copy, and its optimizer slots, over them.'
+
+
+class MeshOptions(OptionGroup):
+  """Mesh of devices, and what is split over them."""
+
+  mesh: str = flag(
+    '',
+    "Devices by axis (data, expert, node, hidden, model, stage), such as 'data:2,expert:2', or 'data:8/expert:8'.",
+  )
+  split_dense: bool = flag(False, SPLIT_DENSE)
+  split_update: bool = flag(False, SPLIT_UPDATE)
+  topology: str = flag('', "A TPU slice, such as 'v3:8x8'.")
+  placement: str = flag(
+    '', "Chips that an axis of the mesh spans along each axis of the torus of --topology, such as 'expert:4x4'."
+  )
+
+  def parse_mesh(self) -> Mesh:
+    """The mesh, on its slice if there is one."""
+    from lingvo_moe.core.mesh import Mesh
+    from lingvo_moe.runtime.chips import Topology
+    from lingvo_moe.runtime.torus_placement import place
+
+    mesh = Mesh.parse(self.mesh, self.split_dense, self.split_update)
+    return place(mesh, Topology.parse(self.topology), self.placement) if self.topology else mesh
+
+
+class RuntimeOptions(MeshOptions):
   """Runtime, mesh, and processes of a run."""
 
   runtime: str = flag(
@@ -40,11 +66,6 @@ class RuntimeOptions(options_lib.Options):
     'local: one CPU or GPU. spmd: a mesh of devices (XLA). tpu: a mesh of all cores of a TPU (TPUStrategy).',
     one_of=['local', 'spmd', 'tpu'],
   )
-  mesh: str = flag(
-    '',
-    "Devices by axis (data, expert, node, hidden, model, stage) for --runtime=spmd or tpu, such as 'data:2,expert:2'.",
-  )
-  split_dense: bool = flag(False, 'Store a part of the dense layers on each device; default: a copy.')
   coordinator: str = flag('', 'HOST:PORT where process 0 listens; for several processes.')
   num_processes: int = flag(1, 'Number of processes of the run.', lower_bound=1)
   process_id: int = flag(0, 'Number of this process, from 0.', lower_bound=0)
@@ -55,15 +76,12 @@ class RuntimeOptions(options_lib.Options):
     'numbers.',
     one_of=['auto', 'reference'],
   )
-  topology: str = flag('', "For --placement: chips of the TPU slice, such as 'v3:8x8'.")
-  placement: str = flag('', "Chips that an axis of the mesh spans along each axis of the torus, such as 'expert:4x4'.")
   distributed: str = flag(
     'manual',
     'auto: takes the next three flags from Slurm, Open MPI, Kubernetes or a TPU pod, whichever started the process.',
     one_of=['manual', 'auto'],
   )
   connect_seconds: float = flag(300.0, 'Seconds to wait for the other processes.', lower_bound=1.0, upper_bound=1e6)
-  split_update: bool = flag(False, 'Split the update of weights that devices copy, and its optimizer slots, over them.')
 
   def __post_init__(self):
     if self.runtime != 'local' and not self.mesh:
@@ -157,14 +175,7 @@ def connect(options: RuntimeOptions) -> Machine:
   """Finds the devices, and prints which, and the other processes; before anything else is computed."""
   if options.runtime == 'local':
     return Machine(options)
-  from lingvo_moe.core.mesh import Mesh
-
-  mesh = Mesh.parse(options.mesh, options.split_dense, options.split_update)
-  if options.placement:
-    from lingvo_moe.runtime.chips import Topology
-    from lingvo_moe.runtime.torus_placement import place
-
-    mesh = place(mesh, Topology.parse(options.topology), options.placement)
+  mesh = options.parse_mesh()
   if options.runtime == 'tpu':
     from lingvo_moe.runtime import tpu
 

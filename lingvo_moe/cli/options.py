@@ -1,13 +1,11 @@
-"""Options of a command: a frozen dataclass of values, each field of which is a flag.
+"""Options of a command: frozen dataclasses of values, each field of which is a flag.
 
->>> @dataclasses.dataclass(frozen=True)
-... class Options(options.Options):
+>>> class Options(OptionGroup):
 ...   lines: int = flag(64, 'Lines of a batch.', lower_bound=1)
 """
 
-from __future__ import annotations
-
 import dataclasses
+import typing
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,11 +14,11 @@ from absl import flags
 flags.disclaim_key_flags()  # they are those of the command that defines them
 
 _DEFINE = {
-  'str': flags.DEFINE_string,
-  'int': flags.DEFINE_integer,
-  'float': flags.DEFINE_float,
-  'bool': flags.DEFINE_bool,
-  'Sequence[str]': flags.DEFINE_list,
+  str: flags.DEFINE_string,
+  int: flags.DEFINE_integer,
+  float: flags.DEFINE_float,
+  bool: flags.DEFINE_bool,
+  Sequence[str]: flags.DEFINE_list,
 }
 
 
@@ -39,8 +37,12 @@ def flag(default: Any, about: str, one_of: Sequence[str] = (), repeated: bool = 
   return dataclasses.field(default=default, metadata={'define': define, 'arguments': {'help': about, **limits}})
 
 
-class Options:
-  """Base of options, whose subclasses are frozen dataclasses."""
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(flag,))
+class OptionGroup:
+  """Base of options; every subclass is made a frozen dataclass."""
+
+  def __init_subclass__(cls):
+    dataclasses.dataclass(frozen=True)(cls)
 
   @classmethod
   def define_flags(cls, module: str | None = None) -> None:
@@ -48,9 +50,12 @@ class Options:
 
     `module` is the name of the command's module, whose flags they are in --help; None: that of the caller.
     """
+    types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-      define = field.metadata['define'] or _DEFINE[field.type.removesuffix(' | None')]
-      define(field.name, field.default, module_name=module, **field.metadata['arguments'])
+      without_none = typing.get_args(types[field.name] | None)[0]
+      define = field.metadata['define'] or _DEFINE[without_none]
+      default = list(field.default) if isinstance(field.default, tuple) else field.default
+      define(field.name, default, module_name=module, **field.metadata['arguments'])
 
   @classmethod
   def from_flags(cls) -> Self:

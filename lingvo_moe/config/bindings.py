@@ -12,27 +12,32 @@ import inspect
 import os
 import re
 import tokenize
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+import gin
 from gin import config_parser
 
-from lingvo_moe.config import fields, registry
+from lingvo_moe.config import fields
 from lingvo_moe.core.errors import UserError, closest, shown
 
-
-def from_settings(name: str, settings: Sequence[str]) -> list[str]:
-  """Bindings of the model registered as `name` for the values of --set, which name a field and not the class."""
-  own = registry.get(name).__name__
-  for text in settings:
-    if '=' not in text:
-      raise UserError(f'--set gives a field a value, such as --set batch_tokens=2048; saw {shown(text)}')
-  return [text if text.partition('=')[0].strip().startswith(f'{own}.') else f'{own}.{text}' for text in settings]
+_T = TypeVar('_T')
 
 
-def read(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = ()) -> dict[str, Any]:
-  """Values that files, then bindings, give to fields of the model registered as `name`; the last statement counts."""
-  reader = _Reader(name)
+def bindable(cls: type[_T]) -> type[_T]:
+  """Lets gin bind the fields of a class, for programs with a gin.parse_config of their own; our jobs use `read`."""
+  with gin.config.interactive_mode():  # a file that failed may be imported again
+    return gin.configurable(cls)
+
+
+def read(
+  name: str, models: Mapping[str, type], gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = ()
+) -> dict[str, Any]:
+  """Values that files, then bindings, give to fields of a model; the last statement counts.
+
+  `models` are all that are registered, by name; the others are for errors about bindings to them.
+  """
+  reader = _Reader(name, models)
   try:
     for path in gin_files:
       reader.read_file(path, f'--gin_file={path}')
@@ -74,8 +79,8 @@ _Stated = tuple[Any, str]  # the right side of a statement, and the prefix of an
 class _Reader:
   """Collects statements, then resolves them: a macro may be defined after it is used."""
 
-  def __init__(self, name: str):
-    self._name, self._cls = name, registry.get(name)
+  def __init__(self, name: str, models: Mapping[str, type]):
+    self._name, self._cls, self._models = name, models[name], models
     # From the model to its farthest parent.
     self._classes = [c for c in self._cls.__mro__ if dataclasses.is_dataclass(c)]
     self._fields = [f.name for f in dataclasses.fields(self._cls)]
@@ -153,7 +158,7 @@ class _Reader:
       self._macros[selector] = value, where
       return
     # Other models that have been imported, those of the same module first.
-    others = sorted(registry.siblings(self._name).values(), key=lambda c: c.__module__ != self._cls.__module__)
+    others = sorted(self._models.values(), key=lambda c: c.__module__ != self._cls.__module__)
     dotted = lambda c: f'.{c.__module__}.{c.__qualname__}'  # a selector is the end, or all, of it
     called = next((c for c in (*self._classes, *others) if dotted(c).endswith(f'.{selector}')), None)
     if called is None:
@@ -168,7 +173,7 @@ class _Reader:
       self._giver[field] = called
       self._bound[field] = value, where
       return
-    label = next((name for name, c in registry.siblings('').items() if c is called), called.__name__)
+    label = next((name for name, c in self._models.items() if c is called), called.__name__)
     why = f'for which {giver.__name__} sets {field}' if called in self._classes else f'of which {label} is no parent'
     raise UserError(
       f'{where}{called.__name__}.{field} is bound, a value of {label}, but the model is {self._name}, {why}: write '

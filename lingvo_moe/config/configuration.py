@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.config import bindings, fields, registry
+from lingvo_moe.config import settings as settings_lib
 from lingvo_moe.core.errors import UserError, closest, shown
 from lingvo_moe.storage import files, json_files
 
@@ -15,9 +16,14 @@ _said: set[str] = set()  # files of which it was said that their model's code ha
 
 
 def resolve(
-  name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), base: Any = None, **overrides
+  name: str,
+  gin_files: Sequence[str] = (),
+  gin_bindings: Sequence[str] = (),
+  settings: Sequence[str] = (),
+  base: Any = None,
+  **overrides,
 ) -> Any:
-  """The model registered as `name`, with the values of bindings, then `overrides`, in place of its own.
+  """The model registered as `name`, with the values of bindings, settings and `overrides` in place of its own.
 
   gin's global bindings are neither read nor written: those that a program makes by gin.parse_config stay its own.
 
@@ -25,13 +31,16 @@ def resolve(
     name: of a registered model.
     gin_files: files of bindings.
     gin_bindings: bindings, which count more.
+    settings: values of --set, such as 'batch_tokens=2048', which count more still.
     base: a configuration of that model whose values count in place of the model's own.
     **overrides: values of fields, which count most.
 
   Raises:
     UserError: for an unknown model or field, a value out of its range, or a binding without effect.
   """
-  return _make(name, name, {**bindings.read(name, gin_files, gin_bindings), **overrides}, base)
+  cls = registry.get(name)
+  bound = bindings.read(name, registry.registered(), gin_files, gin_bindings)
+  return _make(name, name, {**bound, **settings_lib.read(cls, settings), **overrides}, base)
 
 
 def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | None = None) -> None:

@@ -121,7 +121,7 @@ def check(config: Any) -> None:
   for name, spec in specs(type(config)).items():
     hint = types(type(config))[name]
     try:
-      value = _converted(getattr(config, name), hint)
+      value = converted(getattr(config, name), hint)
     except TypeError:
       refuse(config, name, _TYPES.get(hint, f'of type {hint}'), spec.way_out)
     except OverflowError:  # an integer that no float can hold
@@ -182,8 +182,8 @@ _TYPES = {
 }
 
 
-def _converted(value: Any, hint: Any) -> Any:
-  """The value as its type has it, a tuple also of a list or of the items of a dict; TypeError if it is of another."""
+def converted(value: Any, hint: Any) -> Any:
+  """A value as its type has it, a tuple also of a list or of the items of a dict; TypeError for another type."""
   if typing.get_origin(hint) is tuple:  # tuple[int, ...] or tuple[str, str]
     if not isinstance(value, (tuple, list, dict)):
       raise TypeError
@@ -191,10 +191,10 @@ def _converted(value: Any, hint: Any) -> Any:
     hints = hints[:1] * len(items) if hints[-1] is Ellipsis else hints
     if len(items) != len(hints):
       raise TypeError
-    return tuple(map(_converted, items, hints))
+    return tuple(map(converted, items, hints))
   if float in typing.get_args(hint):  # or one of the constants beside it
     constants = {None, *(constant for part in typing.get_args(hint) for constant in typing.get_args(part))}
-    return value if isinstance(value, (str, type(None))) and value in constants else _converted(value, float)
+    return value if isinstance(value, (str, type(None))) and value in constants else converted(value, float)
   is_number = hint in (int, float)
   if not isinstance(value, (int, float) if hint is float else hint) or (is_number and isinstance(value, bool)):
     raise TypeError  # to Python, True is an integer

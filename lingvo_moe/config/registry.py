@@ -17,12 +17,10 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import gin
-
-from lingvo_moe.config import fields, imports
+from lingvo_moe.config import bindings, fields, imports
 from lingvo_moe.core.errors import UserError, closest, shown
 from lingvo_moe.storage import files
 
@@ -36,9 +34,6 @@ _T = TypeVar('_T')
 def register(cls: type[_T]) -> type[_T]:
   """Class decorator: makes a frozen dataclass, whose fields gin can bind, and registers it by module and name.
 
-  Our jobs read bindings by config/bindings.py; that gin can bind the fields is for programs with a gin.parse_config of
-  their own.
-
   Raises:
     ValueError: for a name that is taken or begins as one of the zoo's, or a field that no parent declares.
   """
@@ -49,8 +44,7 @@ def register(cls: type[_T]) -> type[_T]:
   if name in _models:
     raise ValueError(f'two classes are called {name}')
   fields.check_overrides(cls)
-  with gin.config.interactive_mode():  # a file that failed may be imported again
-    _models[name] = gin.configurable(dataclasses.dataclass(frozen=True)(cls))
+  _models[name] = bindings.bindable(dataclasses.dataclass(frozen=True)(cls))
   return _models[name]
 
 
@@ -127,9 +121,9 @@ def about(name: str) -> str:
   return f'{text}\n{run}{result}{rest}' if result else f'{text}\n\n{run}'
 
 
-def siblings(name: str) -> dict[str, type]:
-  """All other models that are registered by now."""
-  return {n: c for n, c in _models.items() if n != name}
+def registered() -> Mapping[str, type]:
+  """All models that are registered by now, by name."""
+  return _models
 
 
 def names() -> list[str]:

@@ -13,8 +13,9 @@ TINY = 'mt.m4mini.Tiny'  # Tiny(Dense(MtConfig(DataConfig)))
 LARGE = 'mt.m4mini.FromEnglishMoE32E'  # FromEnglishMoE32E(FromEnglishDense(Dense(MtConfig)))
 
 
-def read(*texts, name=TINY):
-  return bindings.read(name, (), texts)
+def read(*texts, files=(), name=TINY):
+  registry.get(name)
+  return bindings.read(name, registry.registered(), files, texts)
 
 
 @pytest.mark.parametrize('parent', ['Dense', 'm4mini.Dense', 'mt.m4mini.Dense', 'MtConfig', 'DataConfig'])
@@ -85,7 +86,7 @@ def test_files_include_files(tmp_path, monkeypatch):
   (tmp_path / 'sizes.gin').write_text('Tiny.ff_dim = 48\nTiny.model_dim = %width\n')
   (tmp_path / 'all.gin').write_text("include 'sizes.gin'\ninclude 'sizes.gin'\nwidth = 16\nTiny.ff_dim = 80\n")
 
-  assert bindings.read(TINY, ['all.gin']) == {'ff_dim': 80, 'model_dim': 16}
+  assert read(files=['all.gin']) == {'ff_dim': 80, 'model_dim': 16}
   assert read("include 'all.gin'", 'width = 8') == {'ff_dim': 80, 'model_dim': 8}
 
 
@@ -171,7 +172,7 @@ def test_files_that_include_themselves_are_named(tmp_path):
   with pytest.raises(
     UserError, match=f"^--gin_file={first}: include '{second}': include '.*a.gin' includes itself: take"
   ):
-    bindings.read(TINY, [str(first)])
+    read(files=[str(first)])
 
 
 def test_a_mistake_in_an_included_file_names_the_way_to_it(tmp_path):
@@ -181,7 +182,7 @@ def test_a_mistake_in_an_included_file_names_the_way_to_it(tmp_path):
   with pytest.raises(
     UserError, match=f"^--gin_file={tmp_path}/a.gin: include '{tmp_path}/b.gin': a macro has a value of"
   ):
-    bindings.read(TINY, [str(tmp_path / 'a.gin')])
+    read(files=[str(tmp_path / 'a.gin')])
 
 
 def test_gin_bindings_of_a_program_are_its_own(tmp_path):

@@ -94,7 +94,7 @@ def test_two_classes_of_one_name_are_refused():
 def test_a_misspelt_override_cannot_be_registered():
   with pytest.raises(ValueError, match=r'Misspelt.ff_dims overrides no field: closest: ff_dim'):
     registry.register(model('Misspelt', registry.get('mt.m4mini.Dense'), ff_dims=3))
-  assert 'mt.m4mini.Misspelt' not in registry.siblings('')
+  assert 'mt.m4mini.Misspelt' not in registry.registered()
 
 
 def test_a_tiny_sibling_is_a_subclass_with_other_sizes():
@@ -133,7 +133,7 @@ def test_only_the_module_asked_for_is_imported():
   code = (
     'import sys; from lingvo_moe.config import registry; registry.get("mt.m4mini.Tiny");'
     'print([m for m in sys.modules if m.startswith("lingvo_moe.params.mt.")],'
-    ' sorted(registry.siblings("mt.m4mini.Tiny")))'
+    ' sorted(registry.registered()))'
   )
 
   out = forks.run(['-c', code], check=True).stdout

@@ -328,7 +328,7 @@ MODEL = registry.get('mt.cldr.Tiny')(
 
 
 def runtime_on(mesh, split_dense=False):
-  return machine.connect(RuntimeOptions('spmd', mesh, split_dense)).make_runtime(MODEL.program())
+  return machine.connect(RuntimeOptions(mesh, split_dense, runtime='spmd')).make_runtime(MODEL.program())
 
 
 def losses_of(runtime, seeds):

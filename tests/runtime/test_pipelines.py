@@ -59,7 +59,7 @@ MODELS = {
 
 @functools.cache
 def observed(model, mesh, split_update=False, equal_states=False):
-  options = RuntimeOptions('spmd', mesh, split_update=split_update)
+  options = RuntimeOptions(mesh, runtime='spmd', split_update=split_update)
   reference = observed(model, 'data:1') if equal_states else None
   return parity.observe(MODELS[model], machine.connect(options).make_runtime, reference=reference)
 
@@ -98,7 +98,7 @@ def test_the_update_may_be_split_over_the_devices_of_a_stage():
 
 
 def program_of(config, mesh):
-  runtime = machine.connect(RuntimeOptions('spmd', mesh)).make_runtime(config.program())
+  runtime = machine.connect(RuntimeOptions(mesh, runtime='spmd')).make_runtime(config.program())
   return hlo.parse(runtime.train_program(task_of(config).random_batch(full=False)).as_text())
 
 

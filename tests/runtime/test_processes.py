@@ -28,7 +28,7 @@ OPEN_MPI = {
   'OMPI_COMM_WORLD_RANK': '1',
   'OMPI_COMM_WORLD_LOCAL_RANK': '1',
 }
-OPTIONS = RuntimeOptions('spmd', 'expert:4', distributed='auto')
+OPTIONS = RuntimeOptions('expert:4', runtime='spmd', distributed='auto')
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_is_not_detected_is_told(environment, variables, message):
 
 def test_processes_are_given_or_detected():
   with pytest.raises(UserError, match='--distributed=auto finds .* saw .*, 2 and 0: leave them out'):
-    RuntimeOptions('spmd', 'expert:2', distributed='auto', num_processes=2).detected()
+    RuntimeOptions('expert:2', runtime='spmd', distributed='auto', num_processes=2).detected()
   with pytest.raises(UserError, match='--distributed is for a mesh of devices in several processes'):
     RuntimeOptions(distributed='auto')
 

@@ -31,7 +31,7 @@ CONFIG = registry.get('mt.m4.MoE2048E36LTiny')(
 def hypotheses(mesh, scan, period=2):
   """Two best translations of random sentences, by initial weights."""
   config = dataclasses.replace(CONFIG, scan_layers=scan, moe_every=period)
-  options = RuntimeOptions('spmd', mesh) if mesh else machine.LOCAL
+  options = RuntimeOptions(mesh, runtime='spmd') if mesh else machine.LOCAL
   program, runtime = config.program(), machine.connect(options).make_runtime(config.program())
   runtime.init()  # to the same values, scanned or not
   batch = TranslationTask(config).random_batch(seed=1, full=False)

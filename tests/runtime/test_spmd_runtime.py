@@ -39,7 +39,7 @@ WI = 'encoder/layer_00/moe/wi'  # [8, 32, 64]
 
 
 def runtime_on(mesh, config=CONFIG, split_dense=False, split_update=False):
-  options = RuntimeOptions('spmd', mesh, split_dense, split_update=split_update)
+  options = RuntimeOptions(mesh, split_dense, runtime='spmd', split_update=split_update)
   return machine.connect(options).make_runtime(config.program())
 
 
@@ -201,7 +201,7 @@ def test_a_split_and_an_assignment_pad_a_size_that_they_do_not_divide(annotate):
 
 
 def test_a_placement_changes_devices_and_no_number():
-  options = RuntimeOptions('spmd', 'data:2,expert:2', topology='v5e:2x2', placement='expert:2x1')
+  options = RuntimeOptions('data:2,expert:2', runtime='spmd', topology='v5e:2x2', placement='expert:2x1')
   placed, plain = machine.connect(options).make_runtime(CONFIG.program()), runtime_on('data:2,expert:2')
   batch = TranslationTask(CONFIG).random_batch(0, full=False)
   losses, devices = [], []
@@ -239,9 +239,9 @@ def test_flags_that_do_not_go_together_are_told(fields, message):
 
 def test_processes_need_each_other():
   with pytest.raises(UserError, match='several processes need --coordinator'):
-    machine.connect(RuntimeOptions('spmd', 'expert:2', num_processes=2))
+    machine.connect(RuntimeOptions('expert:2', runtime='spmd', num_processes=2))
   with pytest.raises(UserError, match='every process holds as many devices; saw --mesh=expert:3 of 3 for 2'):
-    machine.connect(RuntimeOptions('spmd', 'expert:3', coordinator='127.0.0.1:1', num_processes=2))
+    machine.connect(RuntimeOptions('expert:3', runtime='spmd', coordinator='127.0.0.1:1', num_processes=2))
 
 
 def test_more_devices_than_a_process_makes_are_refused_at_once():

@@ -408,4 +408,4 @@ def test_a_tpu_that_is_not_there_is_told():
   if tf.config.list_physical_devices('TPU'):
     pytest.skip('there is one')
   with pytest.raises(UserError, match='needs a TPU that TensorFlow can reach; saw --tpu=local, .* --runtime=spmd'):
-    machine.connect(RuntimeOptions('tpu', 'expert:8', tpu='local'))
+    machine.connect(RuntimeOptions('expert:8', runtime='tpu', tpu='local'))

@@ -45,7 +45,7 @@ ALONE = (
 
 
 def one_device():
-  runtime = machine.connect(RuntimeOptions('spmd', 'data:1')).make_runtime(CONFIG.program())
+  runtime = machine.connect(RuntimeOptions('data:1', runtime='spmd')).make_runtime(CONFIG.program())
   runtime.init()
   return runtime
 

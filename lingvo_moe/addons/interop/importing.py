@@ -22,7 +22,8 @@ import tensorflow as tf
 from lingvo_moe.addons.interop import config_keys, families, vocabulary
 from lingvo_moe.addons.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported, Symbols
-from lingvo_moe.config import bindings, configuration
+from lingvo_moe.config import configuration, registry
+from lingvo_moe.config import settings as settings_lib
 from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, listed
@@ -68,7 +69,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     vocabs = {field: os.path.join(run.vocab_dir, _VOCABULARIES[field]) for field in imported.vocabularies}
     for field, vocab in vocabs.items():
       files.write(vocab, imported.vocabularies[field])
-    config = configuration.resolve(imported.model, (), (), config, **vocabs)
+    config = configuration.resolve(imported.model, base=config, **vocabs)
     _ = task_of(config).vocabs  # refuses what does not fit
     run.write_config(imported.model, config)
     _write_weights(run, itertools.chain(_slices(folder, imported, shapes, odd), _adapters(config.program())))
@@ -125,12 +126,11 @@ def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> T
   sizes = {field.replace('vocab', 'vocab_size'): size for field in imported.vocabularies}
   search, forbidden = _generation(folder, imported.symbols)
   values = {**imported.values, **sizes, 'masked_symbols': tuple(sorted({*imported.symbols.masked, *forbidden}))}
-  given = bindings.from_settings(imported.model, settings)
-  chosen = bindings.read(imported.model, (), given)
+  chosen = settings_lib.read(registry.get(imported.model), settings)
   values |= dict.fromkeys(imported.vocabularies, '')  # named when they are written
   if odd := next((field for field in chosen if chosen[field] != values.get(field, chosen[field])), None):
     raise UserError(f'{odd} of an imported model is that of its folder; saw --set {odd}={chosen[odd]!r}: leave it out')
-  return configuration.resolve(imported.model, (), given, **values, **{k: chosen.get(k, v) for k, v in search.items()})
+  return configuration.resolve(imported.model, **{**search, **chosen, **values})
 
 
 def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], list[int]]:

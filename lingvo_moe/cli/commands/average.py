@@ -17,49 +17,53 @@ in every checkpoint. --exponential takes the average of the newest checkpoint, o
 import os
 import re
 import shlex
-
-from absl import flags
+from collections.abc import Sequence
 
 from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.storage import files
 
-_LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run, unless it is an argument.')
-_LAST = flags.DEFINE_integer('last', None, 'How many of the newest checkpoints to average.', lower_bound=1)
-_STEPS = flags.DEFINE_list('steps', [], 'Steps to average, with commas between, in place of --last.')
-_EXPONENTIAL = flags.DEFINE_bool('exponential', False, 'Take the moving average that one checkpoint holds.')
-_OUT = flags.DEFINE_string('out', None, 'The log directory to make; default: that of the run with _average behind it.')
+
+class Options(OptionGroup):
+  """Options of the command."""
+
+  logdir: str = flag(None, 'The log directory of the run, unless it is an argument.')
+  last: int | None = flag(None, 'How many of the newest checkpoints to average.', lower_bound=1)
+  steps: Sequence[str] = flag((), 'Steps to average, with commas between, in place of --last.')
+  exponential: bool = flag(False, 'Take the moving average that one checkpoint holds.')
+  out: str | None = flag(None, 'The log directory to make; default: that of the run with _average behind it.')
 
 
-def _steps() -> list[int]:
-  if _EXPONENTIAL.value:
-    if _LAST.value is not None or len(_STEPS.value) > 1:
+def _steps(options: Options) -> list[int]:
+  if options.exponential:
+    if options.last is not None or len(options.steps) > 1:
       raise UserError('--exponential takes one checkpoint, the newest or that of --steps=1000: leave --last out')
-  elif bool(_STEPS.value) == (_LAST.value is not None):
+  elif bool(options.steps) == (options.last is not None):
     raise UserError('what to average is given either as --last=4 or as --steps=1000,2000: give one of them')
-  if wrong := [text for text in _STEPS.value if not re.fullmatch(r'\d{1,18}', text.strip())]:
+  if wrong := [text for text in options.steps if not re.fullmatch(r'\d{1,18}', text.strip())]:
     raise UserError(f'--steps are numbers with commas between, e.g. --steps=1000,2000; saw {shown(wrong[0])}')
-  return [int(text) for text in _STEPS.value]
+  return [int(text) for text in options.steps]
 
 
-@app.command(tensorflow=False, takes=('logdir',))
-def main():
-  asked = _steps()
-  if files.is_remote(_LOGDIR.value):
+@app.command(Options, tensorflow=False, takes=('logdir',))
+def main(options: Options) -> None:
+  asked = _steps(options)
+  if files.is_remote(options.logdir):
     raise UserError(
-      f'checkpoints are averaged on a mounted file system; saw {_LOGDIR.value}: copy the run to this machine, '
+      f'checkpoints are averaged on a mounted file system; saw {options.logdir}: copy the run to this machine, '
       'and give its folder'
     )
   quiet.import_tensorflow()
   from lingvo_moe.run import averaging
   from lingvo_moe.run.rundir import RunDir
 
-  path = os.path.normpath(files.plain(_LOGDIR.value))
+  path = os.path.normpath(files.plain(options.logdir))
   run = RunDir(os.path.abspath(path) if os.path.basename(path) in ('.', '..') else path)
-  out = _OUT.value or run.path + '_average'
-  steps = averaging.choose_steps(run, 1 if _EXPONENTIAL.value and not asked else _LAST.value, asked)
-  if _EXPONENTIAL.value:
+  out = options.out or run.path + '_average'
+  steps = averaging.choose_steps(run, 1 if options.exponential and not asked else options.last, asked)
+  if options.exponential:
     (step,) = steps
     averaging.take_moving_average(run, step, out)
     print(f'{out}: the moving average of the weights of {run.path} up to step {step}')

@@ -8,18 +8,21 @@ prefix of a checkpoint. The exit status is 1 if a tensor is damaged, missing or 
 
 import math
 
-from absl import flags
-
 from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files
 
-_PATH = flags.DEFINE_string('path', None, 'Log directory, checkpoint folder or prefix, unless it is an argument.')
-_STEP = flags.DEFINE_integer('step', None, 'Step of the checkpoint in a log directory; by default the newest.')
-_SLOTS = flags.DEFINE_bool('slots', False, 'List optimizer slots too; they are verified in any case.')
-_JSON = flags.DEFINE_string('json', None, 'File for the results as JSON.')
-
 _PART_BYTES = 64 << 20
+
+
+class Options(OptionGroup):
+  """Options of the command."""
+
+  path: str = flag(None, 'Log directory, checkpoint folder or prefix, unless it is an argument.')
+  step: int | None = flag(None, 'Step of the checkpoint in a log directory; by default the newest.')
+  slots: bool = flag(False, 'List optimizer slots too; they are verified in any case.')
+  json: str | None = flag(None, 'File for the results as JSON.')
 
 
 def examine(stored) -> dict:
@@ -56,12 +59,12 @@ def find(path: str, step: int | None) -> str:
   return warm_start.find(path) if step is None else checkpoints.existing(step)
 
 
-@app.command(takes=('path',))
-def main():
+@app.command(Options, takes=('path',))
+def main(options: Options) -> int:
   from lingvo_moe.run import checkpoint
   from lingvo_moe.runtime import slices
 
-  prefix = find(_PATH.value, _STEP.value)
+  prefix = find(options.path, options.step)
   shapes = checkpoint.shapes(prefix)
   examined, damaged = {}, []
   for name, stored in sorted(checkpoint.load(prefix, shapes).items()):
@@ -71,7 +74,7 @@ def main():
       damaged.append(name)
       print(f'{name}: {e}')
       continue
-    if not slices.is_slot(name) or _SLOTS.value:
+    if not slices.is_slot(name) or options.slots:
       values = examined[name]
       shape = 'x'.join(map(str, values['shape'])) or 'scalar'
       print(f'{name:60} {shape:>16} {values["dtype"]:8} rms {values["rms"]:9.3e} max {values["max"]:9.3e}')
@@ -80,7 +83,7 @@ def main():
   bad = [name for name, values in examined.items() if values['not_finite']]
   print(f'{prefix}: {len(shapes)} tensors, {weights} weights, {slots} elements of slots')
   report = {'prefix': files.absolute(prefix), 'tensors': examined, 'damaged': damaged, 'not_finite': bad}
-  app.write_json(_JSON.value, report)
+  app.write_json(options.json, report)
   if bad:
     print(f'not finite: {", ".join(bad)}')
   print('damaged' if damaged else 'every checksum is right')

@@ -4,30 +4,34 @@ Makes the default corpus, 125 languages into English, from the CLDR data in the 
 network. The layout is <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
 """
 
-from absl import flags
+from collections.abc import Sequence
 
 from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string('out_dir', None, 'directory to write; it must be new, empty, or made by this command')
-flags.DEFINE_list('languages', None, 'codes or English names, or "quickstart"; all languages by default')
-flags.DEFINE_integer('seed', cldr_corpus.DEFAULT_SEED, 'seed of the phrases')
-flags.DEFINE_integer('max_pairs', cldr_corpus.DEFAULT_MAX_PAIRS, 'training pairs of the largest language')
-flags.DEFINE_bool('overwrite', False, 'write to a directory that has other files, which are kept')
+
+class Options(OptionGroup):
+  """Options of the command."""
+
+  out_dir: str | None = flag(None, 'directory to write; it must be new, empty, or made by this command')
+  languages: Sequence[str] | None = flag(None, 'codes or English names, or "quickstart"; all languages by default')
+  seed: int = flag(cldr_corpus.DEFAULT_SEED, 'seed of the phrases')
+  max_pairs: int = flag(cldr_corpus.DEFAULT_MAX_PAIRS, 'training pairs of the largest language')
+  overwrite: bool = flag(False, 'write to a directory that has other files, which are kept')
 
 
-@app.command(tensorflow=False, models=False)
-def main():
-  if not FLAGS.out_dir:
+@app.command(Options, tensorflow=False, models=False)
+def main(options: Options) -> None:
+  if not options.out_dir:
     raise UserError('nowhere to write: give --out_dir=DIR')
-  languages = FLAGS.languages
-  if languages == ['quickstart']:
-    languages = cldr_corpus.QUICKSTART_LANGUAGES
-  manifest = cldr_corpus.make_corpus(FLAGS.out_dir, languages, FLAGS.seed, FLAGS.max_pairs, overwrite=FLAGS.overwrite)
+  languages = cldr_corpus.QUICKSTART_LANGUAGES if options.languages == ['quickstart'] else options.languages
+  manifest = cldr_corpus.make_corpus(
+    options.out_dir, languages, options.seed, options.max_pairs, overwrite=options.overwrite
+  )
   print(cldr_corpus.table(manifest))
-  print(f'written to {FLAGS.out_dir}')
+  print(f'written to {options.out_dir}')
 
 
 if __name__ == '__main__':

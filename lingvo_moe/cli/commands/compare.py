@@ -22,43 +22,47 @@ tabs between, and prints a score for each. p is then two-sided. docs/own_text.md
 """
 
 import json
-
-from absl import flags
+from collections.abc import Sequence
 
 from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 
 _METRICS = ('BLEU', 'chrF2', 'chrF++')
 
-_SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or any file prefix.')
-_METRIC = flags.DEFINE_list('metric', list(_METRICS), 'Metrics to show.')
-_SAMPLES = flags.DEFINE_integer('samples', 1000, 'Resamples of the lines.', lower_bound=40)
-_SEED = flags.DEFINE_integer('seed', 12345, "Of the resamples; the default is sacreBLEU's.", lower_bound=1)
-_DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, 'The corpus that was decoded, for references; default: beside the translations.'
-)
-_METRIC_COMMAND = flags.DEFINE_string('metric_command', None, 'See above.')
-_JSON = flags.DEFINE_string('json', None, 'Where to append it all for machines.')
+
+class Options(OptionGroup):
+  """Options of the command."""
+
+  split: str = flag('test', 'The held-out set: test, dev or any file prefix.')
+  metric: Sequence[str] = flag(_METRICS, 'Metrics to show.')
+  samples: int = flag(1000, 'Resamples of the lines.', lower_bound=40)
+  seed: int = flag(12345, "Of the resamples; the default is sacreBLEU's.", lower_bound=1)
+  data_dir: str | None = flag(None, 'The corpus that was decoded, for references; default: beside the translations.')
+  metric_command: str | None = flag(None, 'See above.')
+  json: str | None = flag(None, 'Where to append it all for machines.')
 
 
-@app.command(tensorflow=False, arguments=True)
-def main(argv):
+@app.command(Options, tensorflow=False, arguments=True)
+def main(argv: Sequence[str], options: Options) -> None:
   if len(argv) != 3:
     raise UserError(f'two runs are compared: lingvo-moe compare BASELINE RUN; saw {" ".join(argv[1:]) or "none"!r}')
-  if not _METRIC.value:
+  if not options.metric:
     raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw none')
-  if wrong := [metric for metric in _METRIC.value if metric not in _METRICS]:
+  if wrong := [metric for metric in options.metric if metric not in _METRICS]:
     raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw {wrong[0]!r}')
   from lingvo_moe.addons.analysis import compare
 
-  baseline, system = (compare.read_system(text, _SPLIT.value, _DATA_DIR.value) for text in argv[1:])
-  comparison = compare.compare(baseline, system, _SAMPLES.value, _SEED.value)
-  print(f'baseline: {baseline}\nsystem:   {system}\n{_SPLIT.value}, {_SAMPLES.value} resamples, seed {_SEED.value}\n')
-  print(comparison.table(_METRIC.value))
+  baseline, system = (compare.read_system(text, options.split, options.data_dir) for text in argv[1:])
+  comparison = compare.compare(baseline, system, options.samples, options.seed)
+  print(
+    f'baseline: {baseline}\nsystem:   {system}\n{options.split}, {options.samples} resamples, seed {options.seed}\n'
+  )
+  print(comparison.table(options.metric))
   external = {}
-  if command := _METRIC_COMMAND.value:
+  if command := options.metric_command:
     print(f'\n{command}')
-    external = compare.by_command(comparison, command, _SAMPLES.value, _SEED.value)
+    external = compare.by_command(comparison, command, options.samples, options.seed)
     for name, d in external.items():
       print(f'{name}: {d.baseline:.4f} {d.system:.4f} {d.difference:+.4f} [{d.low:+.4f}, {d.high:+.4f}] p={d.p:.4f}')
   for notice in comparison.notices():
@@ -68,11 +72,11 @@ def main(argv):
   print('\nwhat differs in the configurations' if (rows := comparison.configured()) else '\nno value differs')
   for name, one, two in rows:
     print(f'  {name}: {one} | {two}')
-  if _JSON.value:
-    with open(_JSON.value, 'a', encoding='utf-8') as f:
-      for record in comparison.records(_SPLIT.value, _METRIC.value):
+  if options.json:
+    with open(options.json, 'a', encoding='utf-8') as f:
+      for record in comparison.records(options.split, options.metric):
         if record.get('pair') in external:
-          record['scores'][_METRIC_COMMAND.value] = external[record['pair']].to_json()
+          record['scores'][options.metric_command] = external[record['pair']].to_json()
         f.write(json.dumps(record, ensure_ascii=False) + '\n')
 
 

@@ -33,12 +33,13 @@ import operator
 import os
 import pathlib
 import sys
-
-from absl import flags
+from collections.abc import Sequence
+from typing import Any
 
 from lingvo_moe.cli import app
-from lingvo_moe.cli.commands import values
-from lingvo_moe.config import configuration
+from lingvo_moe.cli.machine import MeshOptions
+from lingvo_moe.cli.model_flags import ModelOptions
+from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
 from lingvo_moe.runtime.chips import Topology
@@ -46,31 +47,25 @@ from lingvo_moe.text import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 
-_MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_TOPOLOGY = flags.DEFINE_string('topology', '', "A TPU slice, such as 'v3:32x32'.")
-_PLACEMENT = flags.DEFINE_string(
-  'placement', '', "Chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'."
-)
-_PLATFORM = flags.DEFINE_enum('platform', 'tpu', ['tpu', 'cpu'], 'tpu: of --topology; cpu: virtual devices of --mesh.')
-_MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128', or 'data:8/expert:8'.")
-_SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
-_SPLIT_UPDATE = flags.DEFINE_bool(
-  'split_update', False, 'Split the update of weights that devices copy, and its slots.'
-)
-_BATCH_TOKENS = flags.DEFINE_integer('batch_tokens', 0, "Source positions of a batch; 0: the model's.", lower_bound=0)
-_PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'eval', 'score', 'encode', 'decode'], 'What to compile.')
-_ROUNDS = flags.DEFINE_integer(
-  'rounds', 1, 'Rounds over the experts in each MoE layer where no token is dropped; 1: perfect balance.', lower_bound=1
-)
-_CHOOSE = flags.DEFINE_bool('choose', False, 'Compile every layout of the devices, and print the cheapest first.')
-_CHOOSE_REMAT = flags.DEFINE_bool(
-  'choose_remat', False, 'Compile the train step under every policy of remat, and print the fastest that fits first.'
-)
-_DEVICES = flags.DEFINE_integer('devices', 0, 'For --choose without --topology: number of virtual devices of this CPU.')
-_LAYOUTS = flags.DEFINE_list('layouts', [], "For --choose: layouts such as 'EP,EP+DP'; all by default.")
-_BINDINGS = values.define('max_length=128')
-_JSON = flags.DEFINE_string('json', None, 'File for the report as JSON.')
-_MARKDOWN = flags.DEFINE_string('markdown', None, 'File for the report as a page of Markdown.')
+
+class Options(MeshOptions, ModelOptions):
+  """Options of the command."""
+
+  platform: str = flag('tpu', 'tpu: of --topology; cpu: virtual devices of --mesh.', one_of=['tpu', 'cpu'])
+  batch_tokens: int = flag(0, "Source positions of a batch; 0: the model's.", lower_bound=0)
+  program: str = flag('train', 'What to compile.', one_of=['train', 'eval', 'score', 'encode', 'decode'])
+  rounds: int = flag(
+    1, 'Rounds over the experts in each MoE layer where no token is dropped; 1: perfect balance.', lower_bound=1
+  )
+  choose: bool = flag(False, 'Compile every layout of the devices, and print the cheapest first.')
+  choose_remat: bool = flag(
+    False, 'Compile the train step under every policy of remat, and print the fastest that fits first.'
+  )
+  devices: int = flag(0, 'For --choose without --topology: number of virtual devices of this CPU.')
+  layouts: Sequence[str] = flag((), "For --choose: layouts such as 'EP,EP+DP'; all by default.")
+  json: str | None = flag(None, 'File for the report as JSON.')
+  markdown: str | None = flag(None, 'File for the report as a page of Markdown.')
+
 
 _GIB = 2**30
 
@@ -165,49 +160,47 @@ def _ms(seconds: float) -> str:
   return f'{1e3 * seconds:.4g}'
 
 
-@app.command()
-def main():
-  bindings = _BINDINGS(_MODEL.value)
-  if _BATCH_TOKENS.value and _PROGRAM.value == 'train':
-    bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
-  config = configuration.resolve(_MODEL.value, [], bindings)
-  if _CHOOSE.value and _CHOOSE_REMAT.value:
+@app.command(Options)
+def main(options: Options) -> int:
+  own_batch = {'batch_tokens': options.batch_tokens} if options.batch_tokens and options.program == 'train' else {}
+  config = options.resolve(options.model, **own_batch)
+  if options.choose and options.choose_remat:
     raise UserError('--choose finds a mesh, and --choose_remat is for one: choose the mesh first')
-  if _CHOOSE.value:
-    return _choose(config)
-  if _DEVICES.value or _LAYOUTS.value:
+  if options.choose:
+    return _choose(options, config)
+  if options.devices or options.layouts:
     raise UserError('--devices and --layouts are for --choose: add it, or give --mesh')
-  mesh, topology = _mesh_and_topology(config)
+  mesh, topology = _mesh_and_topology(options, config)
   from lingvo_moe.addons.analysis import cost
 
-  if _CHOOSE_REMAT.value:
-    return _choose_remat(config, mesh, topology)
-  if _PROGRAM.value != 'train':
-    config = cost.for_program(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
-  with working(f'tracing and compiling {_MODEL.value}, {_PROGRAM.value}, for {topology or mesh}'):
-    report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value, _ROUNDS.value)
-  _write(functools.partial(table, report), report.to_json())
+  if options.choose_remat:
+    return _choose_remat(options, config, mesh, topology)
+  if options.program != 'train':
+    config = cost.for_program(config, mesh, options.program, options.batch_tokens)
+  with working(f'tracing and compiling {options.model}, {options.program}, for {topology or mesh}'):
+    report = cost.estimate(options.model, config, mesh, topology, options.program, options.rounds)
+  _write(options, functools.partial(table, report), report.to_json())
   return 0 if report.fits else 1
 
 
-def _write(page, values) -> None:
-  """Prints a page, page(markdown=False), and writes the files that flags name."""
+def _write(options: Options, page, values) -> None:
+  """Prints a page, page(markdown=False), and writes the files that options name."""
   print(page())
-  app.write_json(_JSON.value, values)
-  if _MARKDOWN.value:
-    pathlib.Path(_MARKDOWN.value).write_text(page(markdown=True) + '\n', encoding='utf-8')
+  app.write_json(options.json, values)
+  if options.markdown:
+    pathlib.Path(options.markdown).write_text(page(markdown=True) + '\n', encoding='utf-8')
 
 
-def _choose_remat(config, mesh, topology):
+def _choose_remat(options: Options, config: Any, mesh, topology) -> int:
   """Prints the policies of rematerialisation, the fastest that fits first; returns the exit status."""
   from lingvo_moe.addons.analysis import cost
 
-  if _PROGRAM.value != 'train':
-    raise UserError(f'--choose_remat is for --program=train; saw {_PROGRAM.value}: only training has gradients')
+  if options.program != 'train':
+    raise UserError(f'--choose_remat is for --program=train; saw {options.program}: only training has gradients')
   progress = lambda policy: print(f'compiling with remat={policy}', file=sys.stderr, flush=True)
-  reports = cost.choose_remat(_MODEL.value, config, mesh, topology, progress)
-  title = f'{_MODEL.value}, rematerialisation on {topology or mesh}'
-  _write(functools.partial(_policies, reports, title), {policy: report.to_json() for policy, report in reports.items()})
+  reports = cost.choose_remat(options.model, config, mesh, topology, progress)
+  page = functools.partial(_policies, reports, f'{options.model}, rematerialisation on {topology or mesh}')
+  _write(options, page, {policy: report.to_json() for policy, report in reports.items()})
   return 0 if any(report.fits for report in reports.values()) else 1
 
 
@@ -227,30 +220,30 @@ def _policies(reports, title: str, markdown: bool = False) -> str:
   return _page(title, [('', columns, rows)], [note], markdown)
 
 
-def _choose(config):
+def _choose(options: Options, config: Any) -> int:
   """Prints the layouts, the cheapest first; returns the exit status."""
   from lingvo_moe.addons.analysis import layouts
 
-  if _MESH.value or _PLACEMENT.value or _SPLIT_DENSE.value or _SPLIT_UPDATE.value:
+  if options.mesh or options.placement or options.split_dense or options.split_update:
     raise UserError('--choose finds the mesh: leave out --mesh, --placement, --split_dense and --split_update')
-  if bool(_TOPOLOGY.value) == bool(_DEVICES.value):
+  if bool(options.topology) == bool(options.devices):
     raise UserError(
       '--choose takes the number of --devices, such as 8, or a --topology, such as v3:2x2; give one of them'
     )
-  topology = Topology.parse(_TOPOLOGY.value) if _TOPOLOGY.value else None
-  devices = topology.num_devices if topology else _DEVICES.value
+  topology = Topology.parse(options.topology) if options.topology else None
+  devices = topology.num_devices if topology else options.devices
   candidates = layouts.choose(
-    _MODEL.value,
+    options.model,
     config,
-    layouts.layouts(devices, bool(config.num_experts), _LAYOUTS.value, getattr(config, 'scan_layers', False)),
+    layouts.layouts(devices, bool(config.num_experts), options.layouts, getattr(config, 'scan_layers', False)),
     topology,
-    _PROGRAM.value,
-    _BATCH_TOKENS.value,
-    _ROUNDS.value,
+    options.program,
+    options.batch_tokens,
+    options.rounds,
     progress=lambda line: print(f'compiling {line}', file=sys.stderr, flush=True),
   )
-  title = f'{_MODEL.value}, layouts on {topology or f"{devices} devices"}'
-  _write(functools.partial(_layouts, candidates, title), [candidate.to_json() for candidate in candidates])
+  page = functools.partial(_layouts, candidates, f'{options.model}, layouts on {topology or f"{devices} devices"}')
+  _write(options, page, [candidate.to_json() for candidate in candidates])
   return 0 if candidates and not candidates[0].refused else 1
 
 
@@ -285,21 +278,17 @@ def _cheapest(fitting, timed: bool) -> str:
   return f'{text}: {takes}; {"; ".join(against)}.'
 
 
-def _mesh_and_topology(config):
-  """Mesh and topology from the flags; the topology is None on a CPU."""
-  from lingvo_moe.core.mesh import Mesh
-  from lingvo_moe.runtime.torus_placement import place
-
-  parse = functools.partial(Mesh.parse, split_dense=_SPLIT_DENSE.value, split_update=_SPLIT_UPDATE.value)
-  if _PLATFORM.value == 'cpu':
-    if _TOPOLOGY.value or _PLACEMENT.value or not _MESH.value:
+def _mesh_and_topology(options: Options, config: Any):
+  """Mesh and topology of the options; the topology is None on a CPU."""
+  if options.platform == 'cpu':
+    if options.topology or options.placement or not options.mesh:
       raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology or --placement")
-    return parse(_MESH.value), None
-  if not _TOPOLOGY.value:
+    return options.parse_mesh(), None
+  if not options.topology:
     raise UserError("--topology says for which TPU, such as 'v3:32x32'; --platform=cpu needs none")
-  topology = Topology.parse(_TOPOLOGY.value)
-  mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
-  return place(parse(mesh), topology, _PLACEMENT.value), topology
+  topology = Topology.parse(options.topology)
+  mesh = options.mesh or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
+  return dataclasses.replace(options, mesh=mesh).parse_mesh(), topology
 
 
 if __name__ == '__main__':

@@ -48,7 +48,6 @@ WEIGHTS_ALONE = ('huggingface', 'safetensors')  # formats without a program
 _USAGE = 'a run is exported to a new folder: lingvo-moe export RUN OUT'
 
 
-@dataclasses.dataclass(frozen=True)
 class Options(checkpoint_flags.BestCheckpointOptions):
   """Options of the command."""
 

@@ -14,35 +14,37 @@ read where torch is installed, and refused if they hold more than tensors. Memor
 import os
 import shlex
 
-from absl import flags
-
 from lingvo_moe.cli import app
+from lingvo_moe.cli.model_flags import SettingOptions
+from lingvo_moe.cli.options import flag
 from lingvo_moe.core import quiet
 from lingvo_moe.storage import files
 
-_FOLDER = flags.DEFINE_string('folder', None, 'Folder of the model, unless it is an argument.')
-_LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory to make.', required=True)
-_SET = flags.DEFINE_multi_string(
-  'set', [], 'Value of a field of the model, such as beam_size=6 or batch_tokens=8192; may be repeated.'
-)
+
+class Options(SettingOptions):
+  """Options of the command."""
+
+  folder: str = flag(None, 'Folder of the model, unless it is an argument.')
+  logdir: str = flag(None, 'The log directory to make.', required=True)
 
 
 @app.command(
+  Options,
   tensorflow=False,
   takes=('folder',),
   usage='one folder is imported: lingvo-moe import FOLDER --logdir=RUN',
   models=False,
 )
-def main():
-  folder = os.path.expanduser(files.plain(_FOLDER.value))
+def main(options: Options) -> None:
+  folder = os.path.expanduser(files.plain(options.folder))
   quiet.import_tensorflow()
   from lingvo_moe.addons.interop import importing
   from lingvo_moe.core import weights
 
-  model, config = importing.import_folder(folder, _LOGDIR.value, _SET.value)
+  model, config = importing.import_folder(folder, options.logdir, options.set)
   count = weights.count(config.model().weights())
-  print(f'{_LOGDIR.value}: {model} of {count:,} weights, imported from {folder}')
-  print(f'lingvo-moe translate {shlex.quote(_LOGDIR.value)} < TEXT')
+  print(f'{options.logdir}: {model} of {count:,} weights, imported from {folder}')
+  print(f'lingvo-moe translate {shlex.quote(options.logdir)} < TEXT')
 
 
 if __name__ == '__main__':

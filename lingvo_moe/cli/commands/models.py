@@ -15,12 +15,12 @@ import dataclasses
 import json
 import sys
 import textwrap
-
-from absl import flags
+from typing import Any
 
 from lingvo_moe.cli import app
-from lingvo_moe.cli.commands import values
-from lingvo_moe.config import configuration, fields, imports, registry
+from lingvo_moe.cli.model_flags import FileOptions
+from lingvo_moe.cli.options import flag
+from lingvo_moe.config import fields, imports, registry
 from lingvo_moe.core.errors import UserError
 
 # By the first part of their names: what models of the zoo do, and which of them to start with.
@@ -30,19 +30,20 @@ _TASKS = {
   'switch': ('Span corruption, as T5 and Switch Transformers learn', ('switch.shakespeare.Switch8E',)),
 }
 
-_MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
-_GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
-_BINDINGS = values.define('ff_dim=512')
-_JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
+
+class Options(FileOptions):
+  """Options of the command."""
+
+  model: str = flag('', 'Name of a registered model; empty lists them.')
+  json: bool = flag(False, 'Print JSON, for machines.')
 
 
-def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
-  """Description of a model, ready for JSON."""
+def describe(name: str, config: Any) -> dict[str, Any]:
+  """Description of a model with some configuration, ready for JSON."""
   # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
   from lingvo_moe.core import weights as weights_lib
   from lingvo_moe.tasks import sizes
 
-  config = configuration.resolve(name, gin_files, gin_bindings)
   specs = config.model().weights()
   described, rules = {}, fields.specs(type(config))
   for field in dataclasses.fields(config):
@@ -84,12 +85,12 @@ def _text(described: dict) -> str:
   return '\n'.join(lines)
 
 
-@app.command()
-def main():
-  if not _MODEL.value and (_GIN_FILE.value or flags.FLAGS['gin_bindings'].value or flags.FLAGS['set'].value):
+@app.command(Options)
+def main(options: Options) -> None:
+  if not options.model and (options.gin_file or options.gin_bindings or options.set):
     raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
-  if _MODEL.value:
-    described, text = describe(_MODEL.value, _GIN_FILE.value, _BINDINGS(_MODEL.value)), _text
+  if options.model:
+    described, text = describe(options.model, options.resolve(options.model)), _text
   else:
     for module in imports.installed():
       try:
@@ -98,7 +99,7 @@ def main():
         print(f'left out: {e}', file=sys.stderr)
     names = [*registry.own_names(), *registry.names()]
     described, text = {name: registry.about(name).splitlines()[0] for name in names}, _listed
-  print(json.dumps(described, indent=2, ensure_ascii=False) if _JSON.value else text(described))
+  print(json.dumps(described, indent=2, ensure_ascii=False) if options.json else text(described))
 
 
 def _listed(described: dict[str, str]) -> str:

@@ -28,33 +28,34 @@ import pathlib
 import pickle
 import sys
 import tempfile
-
-from absl import flags
+from collections.abc import Sequence
 
 from lingvo_moe.cli import app, machine
-from lingvo_moe.cli.commands import launch, values
-from lingvo_moe.config import configuration
+from lingvo_moe.cli.commands import launch
+from lingvo_moe.cli.model_flags import ModelOptions
+from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
 
-_MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_MESHES = flags.DEFINE_string(
-  'meshes', None, "Meshes, separated by semicolons; 'local;expert:2;expert:4;data:2,expert:2' by default."
-)
-_GRID = flags.DEFINE_bool('grid', False, 'Run every mesh with both dispatchers, unscanned and scanned.')
-_BINDINGS = values.define('dispatch=einsum')
-_STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=1)
-_EQUAL_STATES = flags.DEFINE_bool('equal_states', False, 'Begin every step with the weights and slots of one device.')
-_TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
-_JSON = flags.DEFINE_string('json', None, 'File for the table as JSON.')
-_SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
-_SPLIT_UPDATE = flags.DEFINE_bool(
-  'split_update', False, 'Split the update of weights that devices copy, and its slots.'
-)
-_DUMP = flags.DEFINE_string('dump', None, 'Internal, set by this command: file for the observation of process 0.')
-_COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this command.')
-_NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
-_PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this command.')
+
+class Options(ModelOptions):
+  """Options of the command."""
+
+  meshes: str | None = flag(
+    None, "Meshes, separated by semicolons; 'local;expert:2;expert:4;data:2,expert:2' by default."
+  )
+  grid: bool = flag(False, 'Run every mesh with both dispatchers, unscanned and scanned.')
+  steps: int = flag(3, 'Number of train steps.', lower_bound=1)
+  equal_states: bool = flag(False, 'Begin every step with the weights and slots of one device.')
+  tolerance: float = flag(1e-5, 'Largest difference allowed.', lower_bound=0.0)
+  json: str | None = flag(None, 'File for the table as JSON.')
+  split_dense: bool = flag(False, machine.SPLIT_DENSE)
+  split_update: bool = flag(False, machine.SPLIT_UPDATE)
+  dump: str | None = flag(None, 'Internal, set by this command: file for the observation of process 0.')
+  coordinator: str = flag('', 'Internal, set by this command.')
+  num_processes: int = flag(1, 'Internal, set by this command.')
+  process_id: int = flag(0, 'Internal, set by this command.')
+
 
 LEGEND = """\
 loss, gradient, weights, slots: largest difference, max|a - b| / max(max|a|, 1e-4 of the largest gradient), in any step
@@ -67,22 +68,20 @@ _EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,m
 _EVERY_KIND += ';node:2,expert:2;expert:2,hidden:2;data:2/expert:2'
 
 
-def grid(bindings) -> dict[str, list[str]]:
-  """Bindings of every dispatcher for meshes by label, unscanned and scanned; a dense model has no dispatcher."""
-  own = _MODEL.value.rpartition('.')[2]
-  scans = {'unscanned': [f'{own}.scan_layers = False']}
-  scans['scanned'] = [f'{own}.scan_layers = True', f"{own}.remat = 'block'"]
-  dispatches = ('einsum', 'gather') if config_of(bindings).num_experts else ('auto',)
+def grid(options: Options) -> dict[str, list[str]]:
+  """Settings of every dispatcher by label, unscanned and scanned; a dense model has no dispatcher."""
+  scans = {'unscanned': ['scan_layers=False'], 'scanned': ['scan_layers=True', 'remat=block']}
+  dispatches = ('einsum', 'gather') if config_of(options).num_experts else ('auto',)
   return {
-    f'{dispatch} {scan}': [*bindings, f'{own}.dispatch = {dispatch!r}', *scanned]
+    f'{dispatch} {scan}': [f'dispatch={dispatch}', *scanned]
     for dispatch in dispatches
     for scan, scanned in scans.items()
   }
 
 
-def config_of(bindings):
+def config_of(options: Options, settings: Sequence[str] = ()):
   """Configuration of the model in float32, with dropout if it has none, as masks must be equal on every mesh."""
-  config = configuration.resolve(_MODEL.value, [], bindings)
+  config = options.resolve(options.model, *settings)
   changes = {'activation_dtype': 'float32'}
   if not config.residual_dropout:
     rates = 'input_dropout', 'residual_dropout', 'attention_dropout'
@@ -90,7 +89,7 @@ def config_of(bindings):
   return dataclasses.replace(config, **changes)
 
 
-def observation(mesh: str, bindings, reference=None):
+def observation(options: Options, mesh: str, settings: Sequence[str], reference=None):
   """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
   from lingvo_moe.addons.analysis import parity
 
@@ -98,31 +97,22 @@ def observation(mesh: str, bindings, reference=None):
   if count and not count.isdecimal():
     raise UserError(f"a mesh in two processes is written 'expert:4@2'; saw {mesh}@{count}")
   if count:
-    return _of_processes(mesh, bindings, int(count))
-  options = machine.LOCAL
+    return _of_processes(options, mesh, settings, int(count))
+  runtime = machine.LOCAL
   if mesh != 'local':
-    processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    options = machine.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes, split_update=_SPLIT_UPDATE.value)
-  return parity.observe(config_of(bindings), machine.connect(options).make_runtime, _STEPS.value, reference)
+    names = 'split_dense', 'split_update', 'coordinator', 'num_processes', 'process_id'
+    runtime = machine.RuntimeOptions(runtime='spmd', mesh=mesh, **{name: getattr(options, name) for name in names})
+  return parity.observe(config_of(options, settings), machine.connect(runtime).make_runtime, options.steps, reference)
 
 
-def _of_processes(mesh: str, bindings, count: int):
+def _of_processes(options: Options, mesh: str, settings: Sequence[str], count: int):
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'observation')
-    command = [
-      sys.executable,
-      '-P',
-      '-m',
-      'lingvo_moe.cli.commands.main',
-      'parity',
-      f'--meshes={mesh}',
-      f'--dump={path}',
-    ]
-    command += [
-      flag.serialize() for flag in (flags.FLAGS[name] for name in ('model', 'steps', 'split_dense', 'split_update'))
-    ]
-    command += [f'--gin_bindings={b}' for b in bindings]
-    if status := launch.launch(command, count):
+    command = [sys.executable, '-P', '-m', 'lingvo_moe.cli.commands.main', 'parity', f'--meshes={mesh}']
+    command += [f'--{name}={getattr(options, name)}' for name in ('model', 'steps', 'split_dense', 'split_update')]
+    command += [f'--gin_bindings={binding}' for binding in options.gin_bindings]
+    command += [f'--set={setting}' for setting in (*options.set, *settings)]
+    if status := launch.launch([*command, f'--dump={path}'], count):
       raise UserError(f'--mesh={mesh} in {count} processes ended with exit status {status}')
     return pickle.loads(path.read_bytes())
 
@@ -141,52 +131,51 @@ def line(mesh: str, row, width: int) -> str:
   return f'{mesh:{width}}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}'
 
 
-@app.command()
-def main():
+@app.command(Options)
+def main(options: Options) -> int:
   from lingvo_moe.addons.analysis import parity
   from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.runtime import spmd
 
-  asked = (_EVERY_KIND if _GRID.value else _FEW) if _MESHES.value is None else _MESHES.value
+  asked = (_EVERY_KIND if options.grid else _FEW) if options.meshes is None else options.meshes
   meshes = [mesh.strip() for mesh in asked.split(';') if mesh.strip()]
   if not meshes:
     raise UserError("--meshes names at least one, such as 'expert:2;data:2,expert:2'")
-  if _EQUAL_STATES.value and '@' in asked:
+  if options.equal_states and '@' in asked:
     raise UserError(f'--equal_states is for meshes in one process; saw --meshes={asked}: leave either out')
   parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
-  bindings = _BINDINGS(_MODEL.value)
-  if _DUMP.value:
-    dumped = observation(meshes[0], bindings)
-    if _PROCESS_ID.value == 0:
-      pathlib.Path(_DUMP.value).write_bytes(pickle.dumps(dumped))
+  if options.dump:
+    dumped = observation(options, meshes[0], ())
+    if options.process_id == 0:
+      pathlib.Path(options.dump).write_bytes(pickle.dumps(dumped))
     return 0
-  variants = grid(bindings) if _GRID.value else {'': bindings}
-  for bindings in variants.values():
-    config_of(bindings)  # mistakes in it are reported before JAX starts
+  variants = grid(options) if options.grid else {'': ()}
+  for settings in variants.values():
+    config_of(options, settings)  # mistakes in it are reported before JAX starts
   most = max((mesh.num_devices for mesh in parsed), default=1)
   spmd.connect(Mesh((('data', most),)))  # all virtual devices at once, before JAX starts with fewer
   names = {(label, mesh): f'{mesh} {label}'.strip() for label in variants for mesh in meshes}
   width = max(len('mesh'), *map(len, names.values()))
   print(heading(width), flush=True)
-  work = f': compiling, decoding and {_STEPS.value} train steps'
+  work = f': compiling, decoding and {options.steps} train steps'
   rows = {}
-  for label, bindings in variants.items():
+  for label, settings in variants.items():
     with working(f'one device {label}'.strip() + work):
-      reference = observation('data:1', bindings)
+      reference = observation(options, 'data:1', settings)
     for mesh in meshes:
       name = names[label, mesh]
       with working(name + work):
-        observed = observation(mesh, bindings, reference if _EQUAL_STATES.value else None)
+        observed = observation(options, mesh, settings, reference if options.equal_states else None)
       rows[name] = parity.compare(reference, observed)
       print(line(name, rows[name], width), flush=True)
       spmd.release()
-  failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
-  app.write_json(_JSON.value, {m: {**row._asdict(), 'agrees': m not in failed} for m, row in rows.items()})
+  failed = [mesh for mesh, row in rows.items() if not row.agrees(options.tolerance)]
+  app.write_json(options.json, {m: {**row._asdict(), 'agrees': m not in failed} for m, row in rows.items()})
   print(f'\n{LEGEND}')
   if failed:
-    print(f'differ by more than {_TOLERANCE.value:g}: {"; ".join(f"{m} ({rows[m].worst})" for m in failed)}')
+    print(f'differ by more than {options.tolerance:g}: {"; ".join(f"{m} ({rows[m].worst})" for m in failed)}')
     return 1
-  print(f'all agree with one device to {_TOLERANCE.value:g}')
+  print(f'all agree with one device to {options.tolerance:g}')
   return 0
 
 

@@ -11,27 +11,32 @@ RUN is a log directory; translations are those of its newest decoded step. Tenso
 earlier version wrote no sources and references; they are then read from --data_dir.
 """
 
-from absl import flags
+from collections.abc import Sequence
 
 from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 
-_OUT = flags.DEFINE_string('out', None, 'The file to write; default: report.html in the first log directory.')
-_SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set of scores and samples: test, dev or any file prefix.')
-_DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, 'The corpus that was decoded, for sources and references; default: beside the translations.'
-)
+
+class Options(OptionGroup):
+  """Options of the command."""
+
+  out: str | None = flag(None, 'The file to write; default: report.html in the first log directory.')
+  split: str = flag('test', 'The held-out set of scores and samples: test, dev or any file prefix.')
+  data_dir: str | None = flag(
+    None, 'The corpus that was decoded, for sources and references; default: beside the translations.'
+  )
 
 
-@app.command(tensorflow=False, arguments=True)
-def main(argv):
+@app.command(Options, tensorflow=False, arguments=True)
+def main(argv: Sequence[str], options: Options) -> None:
   if not 2 <= len(argv) <= 3:
     raise UserError(
       f'a report is of one run or two: lingvo-moe report RUN [OTHER_RUN]; saw {" ".join(argv[1:]) or "none"!r}'
     )
   from lingvo_moe.addons.report import page
 
-  out, size = page.write(argv[1:], _SPLIT.value, _DATA_DIR.value, _OUT.value)
+  out, size = page.write(argv[1:], options.split, options.data_dir, options.out)
   print(f'{out}: {size / 1000:.0f} kB; open it in a browser')
 
 

@@ -12,38 +12,39 @@ trains those that the trainer would make.
 import tempfile
 import time
 
-from absl import flags
-
 from lingvo_moe.cli import app
-from lingvo_moe.cli.commands import values
-from lingvo_moe.config import configuration
+from lingvo_moe.cli.model_flags import ValueOptions
+from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files
 from lingvo_moe.tasks.task import Feed, task_of
 
-_MODEL = flags.DEFINE_string('model', None, "A registered model's name.")
-_LOGDIR = flags.DEFINE_string('logdir', None, 'Log directory of a run; in place of --model.')
-_DATA_DIR = flags.DEFINE_string('data_dir', None, "Folder of the corpus; default: the configuration's.")
-_CACHE_DIR = flags.DEFINE_string('cache_dir', None, 'Folder for tokenised text; default: <logdir>/cache.')
-_BINDINGS = values.define('source_vocab=A.model')
+
+class Options(ValueOptions):
+  """Options of the command."""
+
+  model: str | None = flag(None, "A registered model's name.")
+  logdir: str | None = flag(None, 'Log directory of a run; in place of --model.')
+  data_dir: str | None = flag(None, "Folder of the corpus; default: the configuration's.")
+  cache_dir: str | None = flag(None, 'Folder for tokenised text; default: <logdir>/cache.')
 
 
-@app.command()
-def main():
+@app.command(Options)
+def main(options: Options) -> None:
   from lingvo_moe.run.rundir import RunDir
 
-  if (_MODEL.value is None) == (_LOGDIR.value is None) or not (_LOGDIR.value or _CACHE_DIR.value):
+  if (options.model is None) == (options.logdir is None) or not (options.logdir or options.cache_dir):
     raise UserError('--model with --cache_dir, or --logdir, says what to tokenise; give one of them')
   start = time.monotonic()
   with tempfile.TemporaryDirectory() as folder:
-    if _LOGDIR.value:
-      run = RunDir(_LOGDIR.value)
-      (_, config), cache_dir = run.load(), _CACHE_DIR.value or run.cache_dir
+    if options.logdir:
+      run = RunDir(options.logdir)
+      (_, config), cache_dir = run.load(), options.cache_dir or run.cache_dir
     else:
-      data_dir = {'data_dir': files.absolute(_DATA_DIR.value)} if _DATA_DIR.value else {}
-      config = configuration.resolve(_MODEL.value, [], _BINDINGS(_MODEL.value), **data_dir)
+      data_dir = {'data_dir': files.absolute(options.data_dir)} if options.data_dir else {}
+      config = options.resolve(options.model, **data_dir)
       task_of(config).check_corpus()
-      config, cache_dir = task_of(config).prepare(folder, resumed=False), _CACHE_DIR.value
+      config, cache_dir = task_of(config).prepare(folder, resumed=False), options.cache_dir
     task, feed = task_of(config), Feed()
     train, dev = task.train_input(cache_dir, feed), task.dev_input(cache_dir, feed)
   print(f'train: {train.stats}\ndev: {dev.stats}\ntokenised in {cache_dir}, {time.monotonic() - start:.0f} s')

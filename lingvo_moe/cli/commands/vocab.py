@@ -12,78 +12,85 @@ keep their ids. A run with --init_from=RUN and this vocabulary keeps their embed
 import os
 import tempfile
 import time
-
-from absl import flags
+from collections.abc import Sequence
 
 from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.text.language_tags import SIDES
 
-_DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
-_PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
-_SPLIT = flags.DEFINE_list('split', ['train'], 'Split, or file prefix, to read; several for several corpora.')
-_SIDE = flags.DEFINE_enum('side', 'shared', ['source', 'target', 'shared'], 'Side of the pairs to read; shared: both.')
-_OUTPUT = flags.DEFINE_string('output', '', 'Path to write to, without .model.')
-_VOCAB_SIZE = flags.DEFINE_integer(
-  'vocab_size', 8000, 'Pieces, including bytes and special ids.', lower_bound=1, upper_bound=2**31 - 1
+# Options that train_vocab takes by the same names.
+_OF_TRAINING = (
+  'side temperature max_sentences character_coverage tags tag_sides corpus_tags normalization seed overwrite'
 )
-_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Temperature of the sampling over pairs; 1: natural shares.')
-_COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Share of all characters that get their own pieces.')
-_MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Most lines of either side to use.', lower_bound=1)
-_TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
-_TAG_SIDES = flags.DEFINE_enum('tag_sides', 'source', SIDES, 'As the field tag_sides: both has tags of sources too.')
-_EXTEND = flags.DEFINE_string('extend', '', 'Vocabulary (.model) to which languages are added, under its rule.')
-_LANGUAGES = flags.DEFINE_list('languages', [], 'With --extend: languages whose tags are added.')
-_CORPUS_TAGS = flags.DEFINE_list('corpus_tags', [], 'Names of symbols for corpora, such as bt; see the field corpora.')
-_NORMALIZATION = flags.DEFINE_enum(
-  'normalization',
-  None,
-  RULES,
-  "SentencePiece's rule. Unset: nmt_nfkc for --side=source, else identity, so that a model can write all text.",
-)
-_SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of lines.')
-_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')
 
 
-@app.command(tensorflow=False, models=False)
-def main():
-  if not _OUTPUT.value:
-    raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')
-  if not os.path.basename(_OUTPUT.value):
-    raise UserError(
-      f'--output is a path without .model; saw the folder {_OUTPUT.value}: add a name, as in vocab/source'
-    )
-  if not _DATA_DIR.value and not (_EXTEND.value and _LANGUAGES.value):
-    raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
-  if not _TEMPERATURE.value > 0:
-    raise UserError(f'temperature must be a positive number; saw {_TEMPERATURE.value}: 1 keeps the natural shares')
-  if not 0.98 <= _COVERAGE.value <= 1:
-    raise UserError(f'character_coverage must be from 0.98 to 1; saw {_COVERAGE.value}: use 0.9995')
-  if _LANGUAGES.value and not _EXTEND.value:
-    raise UserError('--languages are added to a vocabulary: name it by --extend, or leave them out')
+class Options(OptionGroup):
+  """Options of the command."""
+
+  data_dir: Sequence[str] = flag((), 'Folders of corpora, separated by commas.')
+  pairs: str = flag('', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
+  split: Sequence[str] = flag(('train',), 'Split, or file prefix, to read; several for several corpora.')
+  side: str = flag('shared', 'Side of the pairs to read; shared: both.', one_of=['source', 'target', 'shared'])
+  output: str = flag('', 'Path to write to, without .model.')
+  vocab_size: int = flag(8000, 'Pieces, including bytes and special ids.', lower_bound=1, upper_bound=2**31 - 1)
+  temperature: float = flag(1.0, 'Temperature of the sampling over pairs; 1: natural shares.')
+  character_coverage: float = flag(0.9995, 'Share of all characters that get their own pieces.')
+  max_sentences: int = flag(1_000_000, 'Most lines of either side to use.', lower_bound=1)
+  tags: bool | None = flag(None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
+  tag_sides: str = flag('source', 'As the field tag_sides: both has tags of sources too.', one_of=SIDES)
+  extend: str = flag('', 'Vocabulary (.model) to which languages are added, under its rule.')
+  languages: Sequence[str] = flag((), 'With --extend: languages whose tags are added.')
+  corpus_tags: Sequence[str] = flag((), 'Names of symbols for corpora, such as bt; see the field corpora.')
+  normalization: str | None = flag(
+    None,
+    "SentencePiece's rule. Unset: nmt_nfkc for --side=source, else identity, so that a model can write all text.",
+    one_of=RULES,
+  )
+  seed: int = flag(1, 'Seed of the choice of lines.')
+  overwrite: bool = flag(False, 'Replace existing files.')
+
+  def __post_init__(self):
+    if not self.output:
+      raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')
+    if not os.path.basename(self.output):
+      raise UserError(
+        f'--output is a path without .model; saw the folder {self.output}: add a name, as in vocab/source'
+      )
+    if not self.data_dir and not (self.extend and self.languages):
+      raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
+    if not self.temperature > 0:
+      raise UserError(f'temperature must be a positive number; saw {self.temperature}: 1 keeps the natural shares')
+    if not 0.98 <= self.character_coverage <= 1:
+      raise UserError(f'character_coverage must be from 0.98 to 1; saw {self.character_coverage}: use 0.9995')
+    if self.languages and not self.extend:
+      raise UserError('--languages are added to a vocabulary: name it by --extend, or leave them out')
+
+
+@app.command(Options, tensorflow=False, models=False)
+def main(options: Options) -> None:
   from lingvo_moe.corpora import parallel
   from lingvo_moe.tasks.mt import vocab_training
   from lingvo_moe.tasks.sentencepiece_vocab import Vocab
 
-  base = Vocab(_EXTEND.value) if _EXTEND.value else None
+  base = Vocab(options.extend) if options.extend else None
   pairs = [
     pair
-    for folder in dict.fromkeys(_DATA_DIR.value)
-    for split in dict.fromkeys(_SPLIT.value)
-    for pair in parallel.find_pairs(folder, _PAIRS.value, split)
+    for folder in dict.fromkeys(options.data_dir)
+    for split in dict.fromkeys(options.split)
+    for pair in parallel.find_pairs(folder, options.pairs, split)
   ]
   start = time.time()
-  named = (_SIDE, _TEMPERATURE, _MAX_SENTENCES, _COVERAGE, _TAGS, _TAG_SIDES, _CORPUS_TAGS, _NORMALIZATION)
-  options = {flag.name: flag.value for flag in (*named, _SEED, _OVERWRITE)}
-  train = lambda output: vocab_training.train_vocab(pairs, output, _VOCAB_SIZE.value, **options)
+  values = {name: getattr(options, name) for name in _OF_TRAINING.split()}
+  train = lambda output: vocab_training.train_vocab(pairs, output, options.vocab_size, **values)
   if base:
-    options |= {'exact_size': False, 'normalization': base.normalization if base.normalization in RULES else None}
+    values |= {'exact_size': False, 'normalization': base.normalization if base.normalization in RULES else None}
     with tempfile.TemporaryDirectory() as folder:
       more = Vocab(train(os.path.join(folder, 'more'))) if pairs else None
-      path = vocab_training.extend_vocab(base, _OUTPUT.value, _LANGUAGES.value, more, _OVERWRITE.value)
+      path = vocab_training.extend_vocab(base, options.output, options.languages, more, options.overwrite)
   else:
-    path = train(_OUTPUT.value)
+    path = train(options.output)
   print(f'{path}: {os.path.getsize(path)} bytes, from {plural(len(pairs), "pair")}, in {time.time() - start:.0f} s')
 
 

@@ -59,7 +59,7 @@ def program(config, plant='', mesh=MESH):
   """Text of the partitioned train step."""
   with lint.planted(plant):
     return (
-      machine.connect(RuntimeOptions('spmd', mesh))
+      machine.connect(RuntimeOptions(mesh, runtime='spmd'))
       .make_runtime(config.program())
       .train_program(task_of(config).random_batch())
       .as_text()

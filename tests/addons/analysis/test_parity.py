@@ -68,7 +68,7 @@ MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None,
 
 @functools.cache
 def observed(model, mesh, split_dense=False, split_update=False):
-  options = RuntimeOptions('spmd', mesh, split_dense, split_update=split_update) if mesh else machine.LOCAL
+  options = RuntimeOptions(mesh, split_dense, runtime='spmd', split_update=split_update) if mesh else machine.LOCAL
   return parity.observe(MODELS[model], machine.connect(options).make_runtime)
 
 
@@ -180,7 +180,9 @@ def evaluated(model, runtime_of):
 @pytest.mark.parametrize('model', ['dropless', pytest.param('dropless, scanned', marks=pytest.mark.slow)])
 def test_evaluation_and_scores_in_rounds_are_those_of_the_local_runtime(model):
   xent, _, scores = evaluated(model, machine.connect(machine.LOCAL).make_runtime)
-  same_xent, rounds, same_scores = evaluated(model, machine.connect(RuntimeOptions('spmd', 'expert:4')).make_runtime)
+  same_xent, rounds, same_scores = evaluated(
+    model, machine.connect(RuntimeOptions('expert:4', runtime='spmd')).make_runtime
+  )
   assert all(number > 1 for number in rounds)
   np.testing.assert_allclose(same_xent, xent, rtol=1e-5)
   np.testing.assert_allclose(same_scores, scores, rtol=1e-5)
