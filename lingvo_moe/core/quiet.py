@@ -4,15 +4,12 @@
 """
 
 import contextlib
-import functools
 import importlib
-import importlib.abc
 import importlib.machinery
 import os
 import re
 import sys
 import tempfile
-import types
 from collections.abc import Iterator
 
 from lingvo_moe.core.errors import UserError
@@ -26,12 +23,11 @@ _KNOWN = re.compile(
 def install() -> None:
   """Sets the log level, unless the user did, and makes the first import of TensorFlow quiet."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  if 'tensorflow' not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Finder())
+  if 'tensorflow' not in sys.modules and _Finder not in sys.meta_path:
+    sys.meta_path.insert(0, _Finder)
 
 
 def import_tensorflow() -> None:
-  install()
   try:
     importlib.import_module('tensorflow')
   except ModuleNotFoundError as e:
@@ -43,24 +39,18 @@ def import_tensorflow() -> None:
     ) from None
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-  """Finds TensorFlow as Python does, once, and has it loaded by _load."""
+class _Finder:
+  """Finds TensorFlow as Python does, once, and lets its loader print no message of its start-up."""
 
-  def find_spec(self, fullname, path=None, target=None):
+  @classmethod
+  def find_spec(cls, fullname, path=None, target=None):
     if fullname != 'tensorflow':
       return None
-    sys.meta_path.remove(self)
+    sys.meta_path.remove(cls)
     spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
     if spec is not None and spec.loader is not None:
-      spec.loader.exec_module = functools.partial(_load, spec.loader)
+      spec.loader.exec_module = without_messages(_KNOWN)(spec.loader.exec_module)
     return spec
-
-
-def _load(loader: importlib.abc.Loader, module: types.ModuleType) -> None:
-  """Loads a module; prints what is no message of its start-up, or everything if it fails."""
-  del loader.exec_module  # which leaves that of its class
-  with without_messages(_KNOWN):
-    loader.exec_module(module)
 
 
 @contextlib.contextmanager
