@@ -70,7 +70,7 @@ def train(
 ) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
   from lingvo_moe.run.advice import Advice, DroppedNotice
-  from lingvo_moe.run.evaluation import Evaluation
+  from lingvo_moe.run.evaluation import EvaluationHook
   from lingvo_moe.run.signals import Signals, StopOnSignal, StoppedBySignal
   from lingvo_moe.run.training import Diverged, check_finite, steps
 
@@ -79,7 +79,7 @@ def train(
   training = set_up(options, machine_lib.connect(runtime_options))
   signals.in_loop = True
   advice = Advice(training)
-  evaluation = Evaluation(training, signals)
+  evaluation = EvaluationHook(training, signals)
   notices = advice, DroppedNotice(training)
   hooks = (check_finite, training.log_step, *notices, training.save_step, evaluation, StopOnSignal(training, signals))
   try:

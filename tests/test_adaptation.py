@@ -20,7 +20,7 @@ from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
@@ -65,7 +65,7 @@ def root(tmp_path_factory):
 
 
 def vocab(logdir, side):
-  read = Vocab(str(logdir / 'vocab' / f'{side}.model'))
+  read = TaggedVocab(str(logdir / 'vocab' / f'{side}.model'))
   return read.pieces(range(read.size))
 
 

@@ -158,3 +158,34 @@ def test_no_two_modules_have_one_name():
   commands = PACKAGE / 'cli' / 'commands'
   names = collections.Counter(path.name for path in FILES if commands not in path.parents)
   assert [name for name, count in names.items() if count > 1] == []
+
+
+def repeated_classes(package):
+  """Names of several classes that are not one class, with those that are derived from it or share its base."""
+  bases = {}  # by name, the names of the bases of each class of that name
+  for path in package.rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+      if isinstance(node, ast.ClassDef):
+        bases.setdefault(node.name, []).append({ast.unparse(base).rpartition('.')[2] for base in node.bases})
+  ancestors = lambda parents: parents.union(*(ancestors(more - parents) for p in parents for more in bases.get(p, ())))
+  roots = {name: [ancestors(parents) for parents in several if name not in parents] for name, several in bases.items()}
+  return sorted(n for n, several in roots.items() if len(several) > 1 and not set.intersection(*several) & bases.keys())
+
+
+def test_a_name_of_a_class_stands_for_one_thing():
+  assert repeated_classes(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+  ('first', 'second', 'repeated'),
+  [
+    ('class Batch:', 'class Batch:', ['Batch']),
+    ('class Batch(NamedTuple):', 'class Batch(NamedTuple):', ['Batch']),
+    ('class Input:', 'class Input(a.Input):', []),
+    ('class Base:\n  ...\nclass Input(Base):', 'class Input(a.Base):', []),
+  ],
+)
+def test_classes_of_one_name_are_told_apart_unless_one_is_made_of_the_other(tmp_path, first, second, repeated):
+  (tmp_path / 'a.py').write_text(f'{first}\n  ...\n')
+  (tmp_path / 'b.py').write_text(f'{second}\n  ...\n')
+  assert repeated_classes(tmp_path) == repeated

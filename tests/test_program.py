@@ -50,11 +50,11 @@ BATCH = {'x': tf.constant([1.0, 2.0]), 'y': tf.constant([1.0, 0.0, -1.0])}
 
 
 def program(noise=0.0, **kwargs):
-  return Program(Line(noise), Descent(), schedule.Constant(0.1), **kwargs)
+  return Program(Line(noise), Descent(), schedule.ConstantRate(0.1), **kwargs)
 
 
 def test_the_first_state_names_weights_slots_and_step():
-  state = Program(Line(), Adafactor(), schedule.Constant(0.1)).init()
+  state = Program(Line(), Adafactor(), schedule.ConstantRate(0.1)).init()
   assert state['step'].dtype == tf.int64 and int(state['step']) == 0
   assert {name: tuple(w.shape) for name, w in state['weights'].items()} == {'layer/w': (2, 3), 'unused': (4,)}
   assert {name: tuple(s.shape) for name, s in state['slots'].items()} == {
@@ -159,7 +159,7 @@ def test_micro_batches_add_up_to_the_same_gradient_and_metrics(parts):
   batch = {'x': tf.constant([1.0, 2.0, 3.0, -1.0, 0.5, 4.0, 2.0, 1.0])}
   gradients = {}
   for micro_batches in (1, parts):
-    p = Program(Mean(), Descent(), schedule.Constant(0.1), num_groups=4, micro_batches=micro_batches)
+    p = Program(Mean(), Descent(), schedule.ConstantRate(0.1), num_groups=4, micro_batches=micro_batches)
     state = p.init()
     traced = tf.function(lambda p=p, state=state: p.gradients(state['step'], state['weights'], batch), autograph=False)
     gradients[micro_batches] = traced()

@@ -206,7 +206,7 @@ def test_a_remote_cache_of_tokens_is_made_read_and_mended(remote, tmp_path, monk
         yield np.frombuffer(b''.join(batch), np.uint8), np.array([*map(len, batch)])
       yield np.zeros(0), np.zeros(0)
 
-  entry = token_cache.Entry('text', [str(path)], types.SimpleNamespace(size=256, fingerprint='bytes'), tokenise)
+  entry = token_cache.CacheEntry('text', [str(path)], types.SimpleNamespace(size=256, fingerprint='bytes'), tokenise)
   cache = lambda: token_cache.open_entries([entry], f'{remote}/cache', quiet=True)[0]
   lines = lambda: bytes(cache().gather(np.array([8, 1, 7]))[0].astype(np.uint8))
   assert lines() == b'line 8line 1line 7' and cache().file_lines == [9]

@@ -44,7 +44,7 @@ def scores_and_choices(model):
     chosen.setdefault(id(experts), []).append(sets[sets > 0])
     return call(experts, tokens_GSM, expert_GSR, weight_GSR)
 
-  call, stages.Experts.__call__ = stages.Experts.__call__, noted
+  call, stages.ExportedExperts.__call__ = stages.ExportedExperts.__call__, noted
   try:
     scores = []
     for pair in parallel.find_pairs(_DATA_DIR.value, ','.join('-'.join(pair) for pair in model.pairs()), _SPLIT.value):
@@ -52,7 +52,7 @@ def scores_and_choices(model):
       target = pair.target if model.settings['tagged'] else None
       scores += model.score(list(zip(*lines, strict=True)), target)
   finally:
-    stages.Experts.__call__ = call
+    stages.ExportedExperts.__call__ = call
   return scores, {f'layer of experts {i}': np.concatenate(sets) for i, sets in enumerate(chosen.values())}
 
 

@@ -18,7 +18,7 @@ import transformers
 
 from lingvo_moe.addons.interop import families
 from lingvo_moe.addons.interop.hub_folder import HubFolder
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 
 LANGUAGES = 'ara bel ben bul cmn deu ell fra heb hin hun ita jpn kat nld pol por rus tur vie'.split()
 SIZES = dict(
@@ -125,7 +125,7 @@ def compare(make, options, lines):
     imported = families.convert(HubFolder(path))
     model = next(iter(imported.vocabularies.values()))
     (folder / 'ours.model').write_bytes(model)
-    vocab, theirs_of = Vocab(str(folder / 'ours.model')), imported.symbols.theirs
+    vocab, theirs_of = TaggedVocab(str(folder / 'ours.model')), imported.symbols.theirs
     count, odd = 0, []
     for line in lines:
       ids = tokenizer(line)['input_ids']

@@ -11,6 +11,8 @@ from typing import Any
 
 import tqdm
 
+Advance = Callable[[int], object]  # called with the units, such as lines or bytes, done since the last call
+
 LINE_SECONDS = 30.0  # between two plain lines
 _TICK_SECONDS = 1.0
 _NARROW = 79  # columns of a terminal that does not say how many it has

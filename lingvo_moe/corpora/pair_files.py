@@ -20,8 +20,8 @@ from typing import IO
 from xml.parsers import expat
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import packed, parallel, text
-from lingvo_moe.corpora.text import Progress
 
 _FORMATS = {
   'tmx': 'tmx',
@@ -94,7 +94,7 @@ class Texts:
     """Bytes of the files, as they lie on disk."""
     return sum(os.path.getsize(path) for path in self._files)
 
-  def batches(self, progress: Progress | None = None) -> Iterator[tuple[Side, Side]]:
+  def batches(self, progress: Advance | None = None) -> Iterator[tuple[Side, Side]]:
     """Yields (source lines, target lines), as many of both, some thousands at a time.
 
     Raises:
@@ -115,7 +115,7 @@ class Texts:
     if counts[0] != counts[1]:
       raise parallel.unequal_sides(names[0], counts[0], names[1], counts[1])
 
-  def _batches_of_pairs(self, progress: Progress | None) -> Iterator[tuple[Side, Side]]:
+  def _batches_of_pairs(self, progress: Advance | None) -> Iterator[tuple[Side, Side]]:
     (path,) = self.paths
     with packed.opened(self._files[0], any_encoding=self._format == 'tmx') as (raw, contents):
       if self._format == 'tmx':
@@ -336,7 +336,7 @@ def _in_language(unit: dict[str, str], language: str) -> str | None:
 
 
 def _of_zip(
-  path: str, sides: Sequence[str], shown: str, progress: Progress | None
+  path: str, sides: Sequence[str], shown: str, progress: Advance | None
 ) -> tuple[list[str], list[Iterator[list[bytes]]]]:
   """Names of the files of both sides in a zip, as x.de-en.de and x.de-en.en of OPUS, and their lines."""
   try:

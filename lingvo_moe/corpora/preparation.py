@@ -28,8 +28,9 @@ import numpy as np
 
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import language_id, near_duplicates, packed, parallel, temperature_sampling, text
-from lingvo_moe.corpora.pair_files import Progress, Side, Texts
+from lingvo_moe.corpora.pair_files import Side, Texts
 from lingvo_moe.corpora.parallel import SPLITS
 from lingvo_moe.storage import new_folder
 
@@ -44,7 +45,7 @@ _PARTNERS, _SHORT = 20, 20  # of boilerplate: other sides of a sentence of more 
 _MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
-class Outcome(enum.IntEnum):
+class LineOutcome(enum.IntEnum):
   """Outcome of a line: a split, or the first reason why it is dropped, with its words."""
 
   def __new__(cls, value: int, reason: str = ''):
@@ -92,7 +93,7 @@ class Rules:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decisions:
+class Examination:
   """Result of `examine`."""
 
   outcomes: np.ndarray  # Outcome of every line, uint8
@@ -100,7 +101,7 @@ class Decisions:
   copies: int = 0  # pairs fit to keep whose target is their source
   identified: bool = False  # whether languages were identified
 
-  def count(self, *outcomes: Outcome) -> int:
+  def count(self, *outcomes: LineOutcome) -> int:
     """Number of lines with one of some outcomes."""
     return int(np.count_nonzero(np.isin(self.outcomes, outcomes)))
 
@@ -108,12 +109,12 @@ class Decisions:
 class TooFewError(UserError):
   """Too few pairs to be divided; `decisions` says what was dropped."""
 
-  def __init__(self, message: str, decisions: Decisions):
+  def __init__(self, message: str, decisions: Examination):
     super().__init__(message)
     self.decisions = decisions
 
 
-def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder: str = '') -> Decisions:
+def examine(texts: Texts, rules: Rules, progress: Advance | None = None, folder: str = '') -> Examination:
   """Reads all lines, and decides where each goes; `folder` is that of the pair, in which another corpus than
   train finds dev and test; that of the other direction beside it may have some too.
 
@@ -128,38 +129,38 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
   _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
   pairs = _by_chunks(temperature_sampling.fold, source, target)
   undecided = outcomes == _UNDECIDED
-  outcomes[undecided & _repeats(pairs, undecided)] = Outcome.DUPLICATE
+  outcomes[undecided & _repeats(pairs, undecided)] = LineOutcome.DUPLICATE
   undecided = outcomes == _UNDECIDED
   for key in near.T:
-    outcomes[undecided & _repeats(np.ascontiguousarray(key), undecided)] = Outcome.NEAR_DUPLICATE
+    outcomes[undecided & _repeats(np.ascontiguousarray(key), undecided)] = LineOutcome.NEAR_DUPLICATE
   partners = max(_PARTNERS, len(outcomes) // 100_000) if rules.max_partners is None else rules.max_partners
   boilerplate = [
     _is_frequent(side, (outcomes == _UNDECIDED) & (chars > _SHORT), partners)
     for side, chars in ((source, source_chars), (target, target_chars))
   ]
-  outcomes[np.logical_or(*boilerplate)] = Outcome.BOILERPLATE
+  outcomes[np.logical_or(*boilerplate)] = LineOutcome.BOILERPLATE
   del source_chars, target_chars, near
   copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
-  decisions = Decisions(outcomes, first_not_utf8, copies, identifies)
+  decisions = Examination(outcomes, first_not_utf8, copies, identifies)
   if rules.corpus != 'train':
     folders = _both_ways(os.path.dirname(folder), texts)
     for hashes, language in zip((source, target), texts.sides, strict=True):
       held_out = np.isin(hashes, _held_out_hashes(folders, language))
-      outcomes[(outcomes == _UNDECIDED) & held_out] = Outcome.SHARES_SENTENCE
+      outcomes[(outcomes == _UNDECIDED) & held_out] = LineOutcome.SHARES_SENTENCE
     rules = dataclasses.replace(rules, dev=0, test=0)
   _hold_out(source, target, pairs, decisions, rules)
-  outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
+  outcomes[outcomes == _UNDECIDED] = LineOutcome.TRAIN
   return decisions
 
 
 def _read(
-  texts: Texts, rules: Rules, identifies: bool, progress: Progress | None
+  texts: Texts, rules: Rules, identifies: bool, progress: Advance | None
 ) -> tuple[list[np.ndarray], np.ndarray, tuple[str, ...]]:
   """Reads all lines; UserError where a side is of another encoding.
 
   Returns:
     Columns with an entry for each line: hashes of both sides, their characters, outcomes; keys of near-duplicates,
-    [lines, bands]; Decisions.first_not_utf8.
+    [lines, bands]; Examination.first_not_utf8.
   """
   is_other = [language_id.OtherLanguage(side) if identifies else None for side in texts.sides]
   columns, near = [array.array(code) for code in 'QQiiB'], array.array('Q')
@@ -168,7 +169,7 @@ def _read(
   for sides in texts.batches(progress):
     measured = [_measure(side, rules.max_chars, other) for side, other in zip(sides, is_other)]
     for i, (_, _, outcomes) in enumerate(measured):
-      bad = np.flatnonzero(outcomes == Outcome.NOT_UTF8)
+      bad = np.flatnonzero(outcomes == LineOutcome.NOT_UTF8)
       not_utf8[i] += bad.size
       if bad.size and i not in first_not_utf8:
         first_not_utf8[i] = len(columns[-1]) + int(bad[0]) + 1, sides[i][bad[0]]
@@ -228,17 +229,17 @@ def _measure(
       decoded = line.decode('utf-8')
       key = text.key(decoded)
       if not key:
-        outcomes[i] = Outcome.EMPTY
+        outcomes[i] = LineOutcome.EMPTY
       elif '\0' in decoded:
-        outcomes[i] = Outcome.NOT_UTF8
+        outcomes[i] = LineOutcome.NOT_UTF8
       else:
         chars[i] = min(len(decoded.strip()), 2**31 - 1)
         if is_other and chars[i] <= max_chars and is_other(decoded):
-          outcomes[i] = Outcome.LANGUAGE
+          outcomes[i] = LineOutcome.LANGUAGE
     except (AttributeError, UnicodeDecodeError):
-      outcomes[i] = Outcome.COLUMN_MISSING if line is None else Outcome.NOT_UTF8
+      outcomes[i] = LineOutcome.COLUMN_MISSING if line is None else LineOutcome.NOT_UTF8
     digests.append(hashlib.blake2b(key.encode('utf-8'), digest_size=8).digest())
-  outcomes[chars > max_chars] = Outcome.TOO_LONG
+  outcomes[chars > max_chars] = LineOutcome.TOO_LONG
   return np.frombuffer(b''.join(digests), np.uint64), chars, outcomes
 
 
@@ -252,10 +253,10 @@ def _drop_ratios(source: np.ndarray, target: np.ndarray, outcomes: np.ndarray, m
     expected, seen = source * ratio + _SLACK, target + float(_SLACK)
     return np.maximum(expected / seen, seen / expected) > most
 
-  outcomes[undecided & _by_chunks(unlike, source, target)] = Outcome.LENGTH_RATIO
+  outcomes[undecided & _by_chunks(unlike, source, target)] = LineOutcome.LENGTH_RATIO
 
 
-def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisions: Decisions, rules: Rules) -> None:
+def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisions: Examination, rules: Rules) -> None:
   """Chooses dev and test among the pairs that are left, and drops pairs that share a sentence with them."""
   outcomes, usable = decisions.outcomes, decisions.outcomes == _UNDECIDED
   total = int(usable.sum())
@@ -268,11 +269,11 @@ def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisio
   chosen = _smallest(rank, alone, wanted).tolist()
   if len(chosen) < wanted < total:
     chosen += _apart(source, target, rank, usable & ~alone, wanted - len(chosen))
-  outcomes[chosen[:test]] = Outcome.TEST  # first, so that test stays what it is if there is to be more of dev
-  outcomes[chosen[test:]] = Outcome.DEV
+  outcomes[chosen[:test]] = LineOutcome.TEST  # first, so that test stays what it is if there is to be more of dev
+  outcomes[chosen[test:]] = LineOutcome.DEV
   for side in (source, target):
     shares = _by_chunks(lambda part, held_out=side[chosen]: np.isin(part, held_out), side)
-    outcomes[shares & (outcomes == _UNDECIDED)] = Outcome.SHARES_SENTENCE
+    outcomes[shares & (outcomes == _UNDECIDED)] = LineOutcome.SHARES_SENTENCE
   if len(chosen) < wanted or not (outcomes == _UNDECIDED).any():
     outcomes[usable] = _UNDECIDED
     most = total // 10
@@ -388,7 +389,7 @@ def _both_ways(out: str, texts: Texts) -> list[str]:
 
 
 def write(
-  texts: Texts, outcomes: np.ndarray, folder: str, progress: Progress | None = None, rules: Rules = Rules()
+  texts: Texts, outcomes: np.ndarray, folder: str, progress: Advance | None = None, rules: Rules = Rules()
 ) -> None:
   """Reads all lines again and writes those of each split; the folder, '.../de-en', appears whole, or is replaced."""
   done = 0
@@ -400,7 +401,7 @@ def write(
     for batch in texts.batches(progress):
       decided = outcomes[done : done + len(batch[0])]
       done += len(batch[0])
-      for split, outcome in zip(rules.prefixes, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST)):
+      for split, outcome in zip(rules.prefixes, (LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST)):
         index = np.flatnonzero(decided == outcome).tolist()
         for lines, language in zip(batch, texts.sides, strict=True) if index else ():
           with open(os.path.join(partial, f'{split}.{language}'), 'ab') as f:
@@ -411,17 +412,17 @@ def write(
       )
 
 
-def table(decisions: Decisions, rules: Rules) -> str:
+def table(decisions: Examination, rules: Rules) -> str:
   """Counts as text: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
   rows = [('lines read', len(decisions.outcomes), '')]
-  for outcome in Outcome:
-    note = f'first: {", ".join(decisions.first_not_utf8)}' if outcome == Outcome.NOT_UTF8 else ''
+  for outcome in LineOutcome:
+    note = f'first: {", ".join(decisions.first_not_utf8)}' if outcome == LineOutcome.NOT_UTF8 else ''
     if outcome.reason and (count := decisions.count(outcome)):
       rows.append((f'  dropped: {outcome.reason.format(**dataclasses.asdict(rules))}', count, note))
   if undecided := int(np.count_nonzero(decisions.outcomes == _UNDECIDED)):
     rows.append(('fit to keep', undecided, ''))
-  splits = zip(rules.prefixes, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST))
-  for split, outcome in splits if not undecided and decisions.count(Outcome.TRAIN) else ():
+  splits = zip(rules.prefixes, (LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST))
+  for split, outcome in splits if not undecided and decisions.count(LineOutcome.TRAIN) else ():
     count = decisions.count(outcome)
     is_tenth = getattr(rules, split, 0) is None and count < _HELD_OUT
     rows.append((split, count, f'a tenth: --{split}=N for another number' if is_tenth else ''))
@@ -431,9 +432,9 @@ def table(decisions: Decisions, rules: Rules) -> str:
   return '\n'.join(lines)
 
 
-def warning(decisions: Decisions) -> str:
+def warning(decisions: Examination) -> str:
   """Line on what may be wrong with a corpus; '' where nothing seems to be."""
-  total = decisions.count(Outcome.TRAIN, Outcome.DEV, Outcome.TEST, Outcome.SHARES_SENTENCE)
+  total = decisions.count(LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST, LineOutcome.SHARES_SENTENCE)
   if decisions.copies <= _MANY_COPIES * total:
     return ''
   return f'warning: {decisions.copies:,} of {total:,} targets equal their sources; a model of them learns to copy'

@@ -100,7 +100,7 @@ def quotas(shares: np.ndarray, total: int = 2**32) -> list[int]:
 
 
 @dataclasses.dataclass
-class Sampler:
+class ExampleSampler:
   """Sampler of the stream, by windows of about window_size examples.
 
   By rounding, a window may differ from window_size by up to the number of languages. `stages` has the share of each

@@ -3,17 +3,17 @@
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, NamedTuple, TypeVar
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import packed
 from lingvo_moe.storage import files as files_lib
 from lingvo_moe.text.visible_text import FORMAT
 from lingvo_moe.text.visible_text import INVISIBLE as INVISIBLE
 from lingvo_moe.text.visible_text import is_empty as is_empty
 
-Progress = Callable[[int], object]  # called with bytes of a file
 _T = TypeVar('_T')
 
 _BATCH = 4096  # lines, or pairs of them
@@ -45,7 +45,7 @@ def corpus_folder(data_dir: str) -> str:
   return folder
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
   """Part of a text file: lines `first` up to `last` of those that begin at bytes `begin` up to `end`.
 
   None stands for the end. A file that is packed has no other parts by bytes than the whole.
@@ -57,7 +57,7 @@ class Part(NamedTuple):
   first: int = 0
   last: int | None = None
 
-  def batches(self, progress: Progress | None = None) -> Iterator[list[bytes]]:
+  def batches(self, progress: Advance | None = None) -> Iterator[list[bytes]]:
     """Yields the lines as line_batches does; no list is empty."""
     done = 0
     for batch in line_batches(self.path, progress=progress, begin=self.begin, end=self.end):
@@ -73,18 +73,18 @@ class Part(NamedTuple):
     return _lines_before(self.path, self.begin) + self.first + place + 1
 
 
-def parts(path: str, size: int) -> list[Part]:
+def parts(path: str, size: int) -> list[FilePart]:
   """Parts of a file that are read apart: of `size` bytes each, or the whole if it is packed."""
   total = files_lib.size(path)
   if total <= size or packed.is_packed(path):
-    return [Part(path)]
-  return [Part(path, begin, min(begin + size, total)) for begin in range(0, total, size)]
+    return [FilePart(path)]
+  return [FilePart(path, begin, min(begin + size, total)) for begin in range(0, total, size)]
 
 
 def line_batches(
   path: str,
   size: int = _BATCH,
-  progress: Progress | None = None,
+  progress: Advance | None = None,
   strict: bool = True,
   begin: int = 0,
   end: int | None = None,
@@ -96,7 +96,7 @@ def line_batches(
     size: number of lines in a list.
     progress: function called with the bytes of the file consumed since the last call.
     strict: whether a line that is not UTF-8, or has a NUL, is an error.
-    begin, end: bytes of the file between which lines begin; see Part.
+    begin, end: bytes of the file between which lines begin; see FilePart.
 
   Raises:
     UserError: the file cannot be read, or such a line (with its number).
@@ -135,7 +135,7 @@ def _lines_before(path: str, begin: int) -> int:
 
 
 def batches(
-  items: Iterator[_T], raw: IO[bytes], progress: Progress | None, size: int = _BATCH, consumed: int = 0
+  items: Iterator[_T], raw: IO[bytes], progress: Advance | None, size: int = _BATCH, consumed: int = 0
 ) -> Iterator[list[_T]]:
   """Yields what is read from a file in lists of up to `size`; `progress` gets the bytes consumed since the last."""
   while batch := list(itertools.islice(items, size)):

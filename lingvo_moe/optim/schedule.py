@@ -10,7 +10,7 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class ConstantRate:
   """Constant learning rate `rate`."""
 
   rate: float

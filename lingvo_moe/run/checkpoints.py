@@ -43,7 +43,7 @@ _KINDS = {  # of dev_loss.json
 }
 
 
-class Evaluation(NamedTuple):
+class CheckpointEvaluation(NamedTuple):
   """Dev loss of a checkpoint, and the score by which it is ranked, where that is not the loss."""
 
   step: int  # of the checkpoint
@@ -73,7 +73,9 @@ class Checkpoints:
   keep_every: int = 0  # checkpoints of steps that are multiples of it are kept as well; 0: none
   constant: Collection[str] = ()  # weights that the checkpoint of step 0, which is kept then, has for all others
   # Evaluations by step, but for that of the best, the only one to which more is noted: each is read once.
-  _known: dict[int, 'Evaluation'] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+  _known: dict[int, 'CheckpointEvaluation'] = dataclasses.field(
+    default_factory=dict, init=False, repr=False, compare=False
+  )
 
   def path(self, step: int) -> str:
     """The prefix that tf.train.load_checkpoint takes."""
@@ -92,7 +94,7 @@ class Checkpoints:
   def latest(self) -> int | None:
     return max(self.steps(), default=None)
 
-  def best(self) -> Evaluation | None:
+  def best(self) -> CheckpointEvaluation | None:
     """The best by dev loss, or by the score that ranks them, on the latest dev text; the earliest of equals."""
     found = {step: self._known.get(step) or self.evaluation(step) for step in self.steps()}
     evaluations = [evaluation for evaluation in found.values() if evaluation is not None]
@@ -213,9 +215,9 @@ class Checkpoints:
       step: of the checkpoint.
       dev_loss: its loss. One that is not finite is never the best, and counts as an evaluation without a gain.
       text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
-      metric, score: of Evaluation.
+      metric, score: of CheckpointEvaluation.
     """
-    new = Evaluation(step, dev_loss, text, 0, (), metric, score)
+    new = CheckpointEvaluation(step, dev_loss, text, 0, (), metric, score)
     if (best := self.best()) is not None:
       is_same = text == best.dev_text
       new = new._replace(text_changes=best.text_changes + (not is_same))
@@ -266,19 +268,19 @@ class Checkpoints:
     """Folder of a checkpoint that is being written or removed."""
     return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
 
-  def _write_evaluation(self, evaluation: Evaluation) -> None:
+  def _write_evaluation(self, evaluation: CheckpointEvaluation) -> None:
     values = {name: value for name, value in evaluation._asdict().items() if name in _KINDS and value is not None}
     self._known.pop(evaluation.step, None)
     files.write(os.path.join(self._folder(evaluation.step), _DEV_LOSS), json_files.dump(values))
 
-  def evaluation(self, step: int) -> Evaluation | None:
+  def evaluation(self, step: int) -> CheckpointEvaluation | None:
     """Dev loss of a checkpoint; None where it was not evaluated."""
     way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
     read = json_files.read_if_any(os.path.join(self._folder(step), _DEV_LOSS), 'a dev loss', way_out, **_KINDS)
     if read is None:
       return None
     noted = {name: value for name, value in read.items() if name in _KINDS and value is not None}
-    return Evaluation(step, **{'evaluated_after': None, **noted})
+    return CheckpointEvaluation(step, **{'evaluated_after': None, **noted})
 
   def sweep(self) -> None:
     """Removes what a crash left half written or half removed."""

@@ -10,7 +10,7 @@ from lingvo_moe.run.training import Step, Training
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class EvaluationHook:
   """Hook that computes the dev loss every eval_every steps, after their state is saved, since evaluating takes a while.
 
   Raises StoppedBySignal where a signal comes meanwhile.

@@ -10,7 +10,7 @@ from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.gates.gate import is_gate_weight
 
 
-class Kept(NamedTuple):
+class KeptExperts(NamedTuple):
   """Experts that are kept of a MoE layer."""
 
   experts: list[int]  # their numbers, ascending
@@ -29,7 +29,7 @@ def choose_pairs(pairs: Sequence[tuple[str, str]], languages: Sequence[str]) -> 
   return between or [pair for pair in pairs if set(pair) & set(languages)]
 
 
-def choose_experts(choices: Mapping[str, np.ndarray], count: int) -> dict[str, Kept]:
+def choose_experts(choices: Mapping[str, np.ndarray], count: int) -> dict[str, KeptExperts]:
   """The most used experts of each layer, every part of the text counted alike; of equals the first.
 
   Args:
@@ -40,12 +40,12 @@ def choose_experts(choices: Mapping[str, np.ndarray], count: int) -> dict[str, K
   for layer, choices_PE in choices.items():
     share_E = np.mean(choices_PE / np.maximum(choices_PE.sum(axis=1, keepdims=True), 1.0), axis=0)
     experts = sorted(np.argsort(-share_E, kind='stable')[:count].tolist())
-    kept[layer] = Kept(experts, float(share_E[experts].sum()))
+    kept[layer] = KeptExperts(experts, float(share_E[experts].sum()))
   return kept
 
 
 def without_others(
-  weights: Mapping[str, np.ndarray], specs: Mapping[str, WeightSpec], kept: Mapping[str, Kept]
+  weights: Mapping[str, np.ndarray], specs: Mapping[str, WeightSpec], kept: Mapping[str, KeptExperts]
 ) -> dict[str, np.ndarray]:
   """Weights of the model with the kept experts alone.
 

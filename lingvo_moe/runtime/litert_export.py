@@ -19,7 +19,7 @@ from lingvo_moe.layers.gates.gate import is_gate_weight
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import litert
 from lingvo_moe.program import Program
-from lingvo_moe.tasks.task import EngineParts, Graph
+from lingvo_moe.tasks.task import EngineGraph, EngineParts
 
 Tensors = Mapping[str, tf.Tensor]
 
@@ -52,7 +52,9 @@ def save(
   manifest.write(folder, {**about, 'weights': kind, **parts.settings}, list(contents))
 
 
-def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.ndarray], kind: str) -> dict[str, bytes]:
+def _files(
+  name: str, program: Program, graph: EngineGraph, weights: Mapping[str, np.ndarray], kind: str
+) -> dict[str, bytes]:
   """Files of a graph with its weights, by name."""
   calls: list[litert.ExpertsCall] = []
   name_of = {}  # of a tensor that stands for a weight of experts, of which no stage has any

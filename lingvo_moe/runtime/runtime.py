@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.tasks.task import Batch
 
-Batch = Mapping[str, np.ndarray]  # the rows that this process feeds
 Function = Callable[[Batch], Any]  # applies the current weights to a batch; returns a nest of numpy values
 
 

@@ -17,7 +17,7 @@ from lingvo_moe.search import flat_sequence
 from lingvo_moe.text import beam
 from lingvo_moe.text import constraints as constraints_lib
 from lingvo_moe.text.beam import Finished, Library, Live, Specials
-from lingvo_moe.text.constraints import Constraints, Progress
+from lingvo_moe.text.constraints import ConstraintProgress, Constraints
 
 NEG_INF = float('-inf')
 _TENSORS = Library(
@@ -139,12 +139,14 @@ def beam_search(
     if constraints is None:
       best = _continue(live, logits_BWV, *ends, specials)
     else:
-      best = _constrained(constraints, Progress(*progress), live, logits_BWV, *ends, specials)
+      best = _constrained(constraints, ConstraintProgress(*progress), live, logits_BWV, *ends, specials)
     penalty = norm.penalty(tf.cast(length, tf.float32))
     finished = beam.finish(_TENSORS, finished, live, best, places_T, length, penalty, eos_id)
     parents_BW, live = beam.next_live(_TENSORS, live, best, places_T, length, eos_id)
     if constraints is not None:
-      progress = constraints_lib.follow(tnp, constraints, Progress(*progress), parents_BW, live.last_BW, vocab_size)
+      progress = constraints_lib.follow(
+        tnp, constraints, ConstraintProgress(*progress), parents_BW, live.last_BW, vocab_size
+      )
       progress = [tf.ensure_shape(x, start.shape) for x, start in zip(progress, begin_progress)]
     if early_stop:
       live = beam.stop(_TENSORS, live, finished, max_penalty_B1)

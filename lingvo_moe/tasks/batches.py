@@ -10,7 +10,7 @@ import numpy as np
 
 from lingvo_moe.tasks.sentencepiece_vocab import BOS
 
-Batch = dict[str, np.ndarray]
+ArrayBatch = dict[str, np.ndarray]
 
 SOURCE_KEYS = ('src_ids', 'src_segments', 'src_positions')
 FIRST = 'tgt_first'  # [B, 1]: the first symbol of an answer, where search is given it
@@ -28,11 +28,11 @@ class Side(NamedTuple):
   segments_BT: np.ndarray
   positions_BT: np.ndarray
 
-  def as_source(self) -> Batch:
+  def as_source(self) -> ArrayBatch:
     """Source arrays; see SOURCE_KEYS."""
     return dict(zip(SOURCE_KEYS, self, strict=True))
 
-  def as_target(self, begin: int = BOS) -> Batch:
+  def as_target(self, begin: int = BOS) -> ArrayBatch:
     """Target arrays, see TARGET_KEYS; the inputs of the decoder are `begin` and all but the last label of a segment."""
     before_BT = np.where(self.positions_BT > 0, np.roll(self.ids_BT, 1, axis=1), np.int32(begin))
     return dict(zip(TARGET_KEYS, (before_BT * (self.segments_BT > 0), *self), strict=True))

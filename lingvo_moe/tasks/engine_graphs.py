@@ -13,7 +13,7 @@ from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Cache, Now
 from lingvo_moe.tasks.model_config import ModelConfig
-from lingvo_moe.tasks.task import Graph
+from lingvo_moe.tasks.task import EngineGraph
 
 Tensors = Mapping[str, tf.Tensor]
 _KINDS = 'keys', 'values'
@@ -29,7 +29,7 @@ def require(config: ModelConfig) -> None:
     )
 
 
-def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Graph:
+def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> EngineGraph:
   """One step of W = `width` hypotheses a row; `source` is the input that model.decode_step takes of a row's source."""
   stack, attention = model.decoder, model.decoder.attention
   parts = {'memory': 'memory', 'self': 'cache'} if stack.cross_attention else {'self': 'cache'}
@@ -56,7 +56,7 @@ def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Graph
   }
   for part in parts.values():
     inputs |= named(part, layers)
-  return Graph(decode, inputs)
+  return EngineGraph(decode, inputs)
 
 
 def named(part: str, layers: Iterable[Cache]) -> dict[str, tf.Tensor]:

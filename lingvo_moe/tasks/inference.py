@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SYMBOLS = {'bos_id': BOS, 'eos_id': EOS, 'pad_id': PAD}  # of every search
 
 
-class Decoded(NamedTuple):
+class DecodedIds(NamedTuple):
   """A hypothesis before it is text."""
 
   ids: list[int]  # with the end symbol, if it has one
@@ -36,9 +36,9 @@ class Decoded(NamedTuple):
   log_prob: float
 
 
-def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
+def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[DecodedIds]:
   """Hypotheses of a row that have a probability above 0, best first; UserError if there is none."""
-  return translator.of_finite_probability(Decoded, *(values[row] for values in hypotheses[:4]))
+  return translator.of_finite_probability(DecodedIds, *(values[row] for values in hypotheses[:4]))
 
 
 def with_constraints(batch: task.Batch, constraints: Constraints, room_B: np.ndarray) -> task.Batch:

@@ -27,7 +27,7 @@ _Part = TypeVar('_Part')
 _SCHEDULES = {
   'inverse_sqrt': schedule.InverseSquareRoot,
   'warmup_inverse_sqrt': schedule.WarmupInverseSquareRoot,
-  'constant': lambda learning_rate, warmup_steps: schedule.Constant(learning_rate),
+  'constant': lambda learning_rate, warmup_steps: schedule.ConstantRate(learning_rate),
 }
 
 

@@ -114,7 +114,7 @@ class SentencePieceVocab(core_vocab.Vocab):
     return [self._processor.id_to_piece(int(i)) for i in ids]
 
 
-class Vocab(SentencePieceVocab):
+class TaggedVocab(SentencePieceVocab):
   """SentencePiece vocabulary that may have tags.
 
   Args:

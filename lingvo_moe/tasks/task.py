@@ -33,7 +33,6 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.model_config import BatchConfig
 
 Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
-Progress = Callable[[int], object]  # called with the number of texts done since the last call
 
 
 class TaskConfig(Protocol):
@@ -229,7 +228,7 @@ class DecodingSteps(NamedTuple):
   inputs: Batch
 
 
-class Graph(NamedTuple):
+class EngineGraph(NamedTuple):
   """Function of a model as a graph that the engine runs."""
 
   function: Callable[[Any, Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]  # (nested weights, inputs) -> outputs
@@ -240,7 +239,7 @@ class Graph(NamedTuple):
 class EngineParts(NamedTuple):
   """All that the engine needs of a model besides its weights; see lingvo_moe/addons/engine."""
 
-  graphs: Mapping[str, Graph]  # by name
+  graphs: Mapping[str, EngineGraph]  # by name
   files: Mapping[str, bytes]  # by name, such as vocabularies
   settings: Mapping[str, Any]  # values for the manifest
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from lingvo_moe.core import progress as progress_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora.text import Part, parts
+from lingvo_moe.corpora.text import FilePart, parts
 from lingvo_moe.storage import content_hashes, json_files
 from lingvo_moe.storage import files as files_lib
 from lingvo_moe.storage.claims import Claims
@@ -56,7 +56,7 @@ _SHARD = {
 }
 
 
-class Vocab(Protocol):
+class Tokeniser(Protocol):
   """Vocabulary: turns text into ids."""
 
   size: int  # number of ids, special ones included
@@ -64,10 +64,10 @@ class Vocab(Protocol):
 
 
 # (parts, progress in bytes) -> (ids, lengths) of some lines at a time, and an empty pair at the end of each part
-Tokenise = Callable[[Iterator[Part], Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
+Tokenise = Callable[[Iterator[FilePart], Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
   """Name and text of an entry, and how it becomes ids.
 
   `by_line` says whether each line is tokenised alone; parts of a file may be then.
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
 
   name: str
   files: Sequence[str]
-  vocab: Vocab
+  vocab: Tokeniser
   tokenise: Tokenise
   by_line: bool = True
 
@@ -85,8 +85,8 @@ class _Shard:
   """Shard of an entry, which is opened when it is used; `lines` and `total`, of ids, are known when it is made."""
 
   path: str  # without ending
-  part: Part
-  entry: Entry
+  part: FilePart
+  entry: CacheEntry
   lines: int = 0
   total: int = 0
 
@@ -256,7 +256,7 @@ def joined(caches: Sequence[TokenCache]) -> TokenCache:
   return TokenCache('', [shard for cache in caches for shard in cache._shards])
 
 
-def folders_of(entries: Sequence[Entry], cache_dir: str, quiet: bool = False) -> list[str]:
+def folders_of(entries: Sequence[CacheEntry], cache_dir: str, quiet: bool = False) -> list[str]:
   """Folders of entries, each named by a hash of everything that it depends on."""
   hashes = iter(content_hashes.of([path for entry in entries for path in entry.files], cache_dir, quiet))
   key = lambda entry: ' '.join([str(_FORMAT), entry.vocab.fingerprint, *itertools.islice(hashes, len(entry.files))])
@@ -264,7 +264,7 @@ def folders_of(entries: Sequence[Entry], cache_dir: str, quiet: bool = False) ->
   return [os.path.join(cache_dir, f'{entry.name}-{digest(entry)}') for entry in entries]
 
 
-def open_entries(entries: Sequence[Entry], cache_dir: str, *, quiet: bool = False) -> list[TokenCache]:
+def open_entries(entries: Sequence[CacheEntry], cache_dir: str, *, quiet: bool = False) -> list[TokenCache]:
   """Opens the caches of all entries; missing ones are made, with other processes that do, with a progress bar.
 
   Raises:
@@ -284,7 +284,7 @@ def open_entries(entries: Sequence[Entry], cache_dir: str, *, quiet: bool = Fals
   return [caches[folder] for folder in folders]
 
 
-def _open(folder: str, entry: Entry, quiet: bool = False) -> TokenCache | None:
+def _open(folder: str, entry: CacheEntry, quiet: bool = False) -> TokenCache | None:
   """An entry; None where it is not whole yet, or its list of shards is damaged."""
   try:
     path = os.path.join(folder, 'meta.json')
@@ -297,7 +297,7 @@ def _open(folder: str, entry: Entry, quiet: bool = False) -> TokenCache | None:
     return None
   shards, file_lines = [], [0] * len(entry.files)
   for number, (file, begin, end, lines, total) in enumerate(meta['shards']):
-    part = Part(entry.files[file], begin, end or None)
+    part = FilePart(entry.files[file], begin, end or None)
     shards.append(_Shard(_shard_path(folder, number), part, entry, lines, total))
     file_lines[file] += lines
   return TokenCache(folder, shards, file_lines)
@@ -307,7 +307,7 @@ def _shard_path(folder: str, number: int) -> str:
   return os.path.join(folder, f'{number:05d}')
 
 
-def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
+def _make(missing: Mapping[str, CacheEntry], quiet: bool) -> None:
   """Makes the entries that go into these folders, as far as no other process does, and waits for the others."""
   todo: dict[Tokenise, list[_Shard]] = {}
   plans = {folder: _plan(folder, entry) for folder, entry in missing.items()}
@@ -337,9 +337,11 @@ def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
     _list_shards(folder, missing[folder], shards)
 
 
-def _plan(folder: str, entry: Entry) -> list[_Shard]:
+def _plan(folder: str, entry: CacheEntry) -> list[_Shard]:
   files_lib.makedirs(folder)
-  file_parts = [part for path in entry.files for part in (parts(path, _SHARD_BYTES) if entry.by_line else [Part(path)])]
+  file_parts = [
+    part for path in entry.files for part in (parts(path, _SHARD_BYTES) if entry.by_line else [FilePart(path)])
+  ]
   return [_Shard(_shard_path(folder, number), part, entry) for number, part in enumerate(file_parts)]
 
 
@@ -349,7 +351,7 @@ def _make_free(
   """Makes those shards that nobody has claimed, and yields each when it is made."""
   claimed_shards: list[_Shard] = []
 
-  def claimed() -> Iterator[Part]:
+  def claimed() -> Iterator[FilePart]:
     for shard in shards:
       if shard.is_made() or not claims.take(shard.claim):
         continue
@@ -368,7 +370,7 @@ def _make_free(
     yield claimed_shards[number]
 
 
-def _list_shards(folder: str, entry: Entry, made_shards: Sequence[_Shard]) -> None:
+def _list_shards(folder: str, entry: CacheEntry, made_shards: Sequence[_Shard]) -> None:
   """Writes the list of an entry's shards, all of which are made."""
   shards = [[entry.files.index(s.part.path), s.part.begin, s.part.end or 0, s.lines, s.total] for s in made_shards]
   meta = {'shards': shards, 'files': list(entry.files), 'vocab': entry.vocab.fingerprint}
@@ -376,9 +378,9 @@ def _list_shards(folder: str, entry: Entry, made_shards: Sequence[_Shard]) -> No
     f.write(json_files.dump(meta))
 
 
-def _remove_older(made: Mapping[str, Entry]) -> None:
+def _remove_older(made: Mapping[str, CacheEntry]) -> None:
   """Removes entries of the names and vocabularies of these, by folder, with what the same files held before."""
-  of_name: dict[str, list[tuple[str, Entry]]] = {}
+  of_name: dict[str, list[tuple[str, CacheEntry]]] = {}
   for folder, entry in made.items():
     of_name.setdefault(entry.name, []).append((folder, entry))
   cache_dir = os.path.dirname(next(iter(made)))

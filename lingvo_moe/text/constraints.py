@@ -26,22 +26,27 @@ class Constraints(NamedTuple):
   terms_BYT: Array  # int32: symbols of each term, then pad, which is 0, once at least; a term of pads is none
 
 
-class Progress(NamedTuple):
+class ConstraintProgress(NamedTuple):
   """How far each hypothesis is."""
 
   state_BW: Array  # of the automaton
   done_BWY: Array  # symbols of each term that it ends with; all of a term that came
 
 
-def begin(xp: Any, constraints: Constraints, width: int) -> Progress:
+def begin(xp: Any, constraints: Constraints, width: int) -> ConstraintProgress:
   """Progress before the first symbol."""
   done_BWY = xp.repeat(constraints.terms_BYT[:, np.newaxis, :, 0], width, axis=1) * 0
-  return Progress(done_BWY[:, :, 0] + constraints.begin, done_BWY)
+  return ConstraintProgress(done_BWY[:, :, 0] + constraints.begin, done_BWY)
 
 
 def follow(
-  xp: Any, constraints: Constraints, progress: Progress, parents_BJ: Array, symbols_BJ: Array, num_symbols: int
-) -> Progress:
+  xp: Any,
+  constraints: Constraints,
+  progress: ConstraintProgress,
+  parents_BJ: Array,
+  symbols_BJ: Array,
+  num_symbols: int,
+) -> ConstraintProgress:
   """Progress of continuations, which are not barred."""
   state_BJ = xp.take_along_axis(progress.state_BW, parents_BJ, axis=1)
   places_BJ = xp.maximum(state_BJ, 0) * num_symbols + symbols_BJ
@@ -50,14 +55,14 @@ def follow(
   # A term that breaks off begins again with its first symbol; that it may with several is not seen.
   first_BJY = xp.where(symbols_BJ1 == constraints.terms_BYT[:, np.newaxis, :, 0], xp.ones_like(done_BJY), done_BJY * 0)
   done_BJY = xp.where(wanted_BJY == 0, done_BJY, xp.where(symbols_BJ1 == wanted_BJY, done_BJY + 1, first_BJY))
-  return Progress(xp.take(xp.reshape(constraints.automaton_JV, [-1]), places_BJ), done_BJY)
+  return ConstraintProgress(xp.take(xp.reshape(constraints.automaton_JV, [-1]), places_BJ), done_BJY)
 
 
 def continuations(
   xp: Any,
   top_k: Callable[[Array, int], Array],
   constraints: Constraints,
-  progress: Progress,
+  progress: ConstraintProgress,
   live_BW: Array,
   log_probs_BWV: Array,
   may_end_B: Array | None,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import near_duplicates, parallel, preparation
 from lingvo_moe.corpora.pair_files import Texts
-from lingvo_moe.corpora.preparation import Outcome
+from lingvo_moe.corpora.preparation import LineOutcome
 
 RULES = preparation.Rules(dev=1, test=1, max_chars=30)
 
@@ -68,7 +68,7 @@ def test_another_corpus_is_added_and_shares_no_sentence_with_dev_and_test(tmp_pa
     return found
 
   found = add()
-  assert found.count(Outcome.SHARES_SENTENCE) == 2 and found.count(Outcome.EMPTY) == 1
+  assert found.count(LineOutcome.SHARES_SENTENCE) == 2 and found.count(LineOutcome.EMPTY) == 1
   assert read(folder, 'bt', ('de', 'en')) == [(b'neu', b'new'), (b'neu 2', b'new 2')]
   assert {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith('bt.')} == before
   assert preparation.table(found, rules).splitlines()[-1].split() == ['bt', '2']
@@ -92,7 +92,7 @@ def test_a_corpus_in_the_other_direction_goes_into_the_pair_that_is_there(tmp_pa
   assert folder == str(out / held_out_in[-1])
   found = preparation.examine(texts, rules, folder=folder)
   preparation.write(texts, found.outcomes, folder, rules=rules)
-  assert found.count(Outcome.SHARES_SENTENCE) == 1 + len(held_out)
+  assert found.count(LineOutcome.SHARES_SENTENCE) == 1 + len(held_out)
   left = [(b'neu', b'new'), (b'hier', b'only here')][: 3 - len(held_out)]
   assert read(folder, 'bt', ('de', 'en')) == left
 
@@ -146,17 +146,17 @@ def test_every_reason_by_hand(tmp_path):
     ('der Hund 0', 'the dogs 0'),  # 14: no duplicate, as the pair is new
   ]
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0, max_chars=30, max_ratio=2.0))
-  keep = [Outcome.TRAIN]
+  keep = [LineOutcome.TRAIN]
   assert found.outcomes.tolist() == [
     *keep * 6,
-    Outcome.EMPTY,
-    Outcome.EMPTY,
-    Outcome.TOO_LONG,
+    LineOutcome.EMPTY,
+    LineOutcome.EMPTY,
+    LineOutcome.TOO_LONG,
     *keep,
-    Outcome.LENGTH_RATIO,
-    Outcome.NOT_UTF8,
-    Outcome.DUPLICATE,
-    Outcome.DUPLICATE,
+    LineOutcome.LENGTH_RATIO,
+    LineOutcome.NOT_UTF8,
+    LineOutcome.DUPLICATE,
+    LineOutcome.DUPLICATE,
     *keep,
   ]
   assert found.first_not_utf8 == (f'line 12 of {tmp_path}/a.de',)
@@ -180,7 +180,7 @@ def test_a_language_of_few_characters_is_not_to_blame(tmp_path):
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0, language_id=False))
   # The ratio of the text is (9 * 101 + 90) / (9 * 11 + 90).
   # 11 characters make 68 expect, and 101 are there; 90 make 485 expect, and 100 are there (10 are added to each).
-  assert found.outcomes.tolist() == [Outcome.TRAIN] * 9 + [Outcome.LENGTH_RATIO]
+  assert found.outcomes.tolist() == [LineOutcome.TRAIN] * 9 + [LineOutcome.LENGTH_RATIO]
 
 
 def key(line):
@@ -212,14 +212,14 @@ def test_splits_share_no_sentence_and_no_line_is_made_up(tmp_path, pairs, dev, t
   check_disjoint(splits)
   assert (len(splits['dev']), len(splits['test'])) == (dev, test)
   given = [tuple(side.encode() for side in pair) for pair in pairs]
-  for split, outcome in zip(preparation.SPLITS, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST), strict=True):
+  for split, outcome in zip(preparation.SPLITS, (LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST), strict=True):
     assert splits[split] == [given[i] for i in np.flatnonzero(found.outcomes == outcome)]  # in order, as they were
   stripped = [tuple(key(side.encode()) for side in pair) for pair in pairs]
   for i, outcome in enumerate(found.outcomes):
-    if outcome == Outcome.DUPLICATE:
+    if outcome == LineOutcome.DUPLICATE:
       assert stripped[i] in stripped[:i]
-    if outcome == Outcome.SHARES_SENTENCE:
-      held_out = [stripped[j] for j in np.flatnonzero(np.isin(found.outcomes, (Outcome.DEV, Outcome.TEST)))]
+    if outcome == LineOutcome.SHARES_SENTENCE:
+      held_out = [stripped[j] for j in np.flatnonzero(np.isin(found.outcomes, (LineOutcome.DEV, LineOutcome.TEST)))]
       assert any(stripped[i][0] == s or stripped[i][1] == t for s, t in held_out)
 
 
@@ -239,7 +239,9 @@ def test_no_sentence_of_dev_or_test_is_in_train_in_another_spelling_and_text_is_
   found, splits = prepare(texts_of(tmp_path, pairs + again), tmp_path / 'out', preparation.Rules(dev=240, test=60))
   check_disjoint(splits)
   assert (
-    found.count(Outcome.DUPLICATE) == 0 and found.count(Outcome.DEV) == 240 and found.count(Outcome.SHARES_SENTENCE) > 0
+    found.count(LineOutcome.DUPLICATE) == 0
+    and found.count(LineOutcome.DEV) == 240
+    and found.count(LineOutcome.SHARES_SENTENCE) > 0
   )
   written = {pair for split in splits.values() for pair in split}
   assert written <= {(s.encode(), t.encode()) for s, t in pairs + again}
@@ -247,14 +249,14 @@ def test_no_sentence_of_dev_or_test_is_in_train_in_another_spelling_and_text_is_
 
 def test_a_pair_in_another_spelling_is_a_duplicate(tmp_path):
   pairs = [*GOOD, *((spell(GOOD[0][0]), spell(GOOD[0][1])) for spell in SPELLINGS)]
-  assert preparation.examine(texts_of(tmp_path, pairs), RULES).count(Outcome.DUPLICATE) == 5
+  assert preparation.examine(texts_of(tmp_path, pairs), RULES).count(LineOutcome.DUPLICATE) == 5
 
 
 def test_a_line_of_which_nothing_can_be_seen_is_empty(tmp_path):
   unseen = ['\u2060', '\u200d', '\u00ad', '\ufe0f \u200b', '\x01', '\0']
   pairs = GOOD * 20 + [(line, 'a long sentence of many words') for line in unseen]
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
-  assert found.outcomes[120:].tolist() == [Outcome.EMPTY] * 6
+  assert found.outcomes[120:].tolist() == [LineOutcome.EMPTY] * 6
 
 
 def corpus_of(lines, seed=0):
@@ -280,12 +282,12 @@ def test_dev_and_test_do_not_depend_on_the_order_of_lines_but_on_the_seed(tmp_pa
 def test_held_out_pairs_cost_training_nothing_where_sentences_are_their_own(tmp_path):
   pairs = [(f'einer {i}', f'one {i}') for i in range(50)] + [('Ja.', f'Yes, {i}.') for i in range(50)]
   found, splits = prepare(texts_of(tmp_path, pairs), tmp_path / 'out', preparation.Rules(dev=10, test=10))
-  assert found.count(Outcome.SHARES_SENTENCE) == 0
+  assert found.count(LineOutcome.SHARES_SENTENCE) == 0
   assert b'Ja.' not in {source for source, _ in splits['dev'] + splits['test']}
   # Three translations of each source, and no pair whose sentences are its own: each one held out costs two others.
   pairs = [(f'Satz {i}', f'sentence {i} {j}') for i in range(20) for j in range(3)]
   found, splits = prepare(texts_of(tmp_path, pairs), tmp_path / 'three', preparation.Rules(dev=2, test=3))
-  assert found.count(Outcome.SHARES_SENTENCE) == 10 and found.count(Outcome.TRAIN) == 45
+  assert found.count(LineOutcome.SHARES_SENTENCE) == 10 and found.count(LineOutcome.TRAIN) == 45
   check_disjoint(splits)
 
 
@@ -306,7 +308,7 @@ def test_columns_of_one_file(tmp_path):
   rows = [f'{i}\tder Hund {i}\tx\tthe dog {i}' for i in range(5)] + ['6\tno more columns']
   texts = Texts(tsv=write(tmp_path / 'a.tsv', rows), columns=(4, 2), pair='en-de')
   found = preparation.examine(texts, RULES)
-  assert found.count(Outcome.COLUMN_MISSING) == 1 and found.count(Outcome.TRAIN) == 3
+  assert found.count(LineOutcome.COLUMN_MISSING) == 1 and found.count(LineOutcome.TRAIN) == 3
   preparation.write(texts, found.outcomes, str(tmp_path / 'out' / 'en-de'))
   assert all(
     s.replace(b'the dog', b'der Hund') == t for s, t in read(tmp_path / 'out' / 'en-de', 'train', ('en', 'de'))
@@ -343,7 +345,7 @@ def test_different_numbers_of_lines_are_refused(tmp_path, lengths):
 def test_a_file_of_another_encoding_is_refused_but_a_few_bad_lines_are_dropped(tmp_path):
   good = [(f'der Hund {i}', f'the dog {i}') for i in range(397)]
   texts = texts_of(tmp_path, good + [(b'sch\xf6n', 'fine'), (b'sch\xf6n', 'nice'), ('sch\0n', 'NUL')])
-  assert preparation.examine(texts, RULES).count(Outcome.NOT_UTF8) == 3
+  assert preparation.examine(texts, RULES).count(LineOutcome.NOT_UTF8) == 3
   texts = texts_of(tmp_path, good[:125] + [(f'sch\xf6n {i}'.encode('latin1'), f'fine {i}') for i in range(275)])
   with pytest.raises(
     UserError, match=r'275 of 400 lines are not, first line 126 of .*a\.de \(byte 4.*iconv -f ENCODING'
@@ -354,11 +356,11 @@ def test_a_file_of_another_encoding_is_refused_but_a_few_bad_lines_are_dropped(t
 def test_dev_and_test_take_a_tenth_each_of_a_small_text_and_as_many_as_are_asked_for(tmp_path):
   texts = texts_of(tmp_path, [(f'der Hund {i}', f'the dog {i}') for i in range(300)])
   found = preparation.examine(texts, preparation.Rules())
-  assert [found.count(outcome) for outcome in (Outcome.TRAIN, Outcome.DEV, Outcome.TEST)] == [240, 30, 30]
+  assert [found.count(outcome) for outcome in (LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST)] == [240, 30, 30]
   assert '--dev=N for another number' in preparation.table(found, preparation.Rules())
   rules = preparation.Rules(dev=100)
   found = preparation.examine(texts, rules)
-  assert [found.count(outcome) for outcome in (Outcome.TRAIN, Outcome.DEV, Outcome.TEST)] == [170, 100, 30]
+  assert [found.count(outcome) for outcome in (LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST)] == [170, 100, 30]
   assert '--dev=N' not in preparation.table(found, rules)
 
 
@@ -436,14 +438,14 @@ def outcomes(folder, pairs, names=('a.de', 'a.en'), **rules):
 def test_lines_surely_in_another_language_are_dropped(tmp_path, monkeypatch):
   right = list(zip(GERMAN, ENGLISH))
   pairs = [*right, (ENGLISH[0], ENGLISH[0]), (GERMAN[0], GERMAN[1]), ('Ok, the end.', 'Ok, fin.')]
-  expected = [0, 0, Outcome.LANGUAGE, Outcome.LANGUAGE, 0]
+  expected = [0, 0, LineOutcome.LANGUAGE, LineOutcome.LANGUAGE, 0]
   assert outcomes(tmp_path, pairs).tolist() == expected
   assert outcomes(tmp_path, pairs, ('a.deu', 'a.eng_Latn')).tolist() == expected
   assert outcomes(tmp_path, pairs, ('a.xx', 'a.yy')).tolist() == [0] * 5  # nothing is known of these
   assert outcomes(tmp_path, pairs, language_id=False).tolist() == [0] * 5
   monkeypatch.setattr(preparation, '_IDENTIFIED_BYTES', 100)
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
-  assert found.count(Outcome.LANGUAGE) == 0
+  assert found.count(LineOutcome.LANGUAGE) == 0
   assert preparation.table(found, preparation.Rules()).splitlines()[-1].startswith('languages were not identified: --')
   monkeypatch.setattr(preparation.language_id, 'is_installed', lambda: False)
   with pytest.raises(UserError, match='--language_id needs py3langid, which is not installed'):
@@ -454,7 +456,7 @@ def test_boilerplate_on_one_side_is_dropped_but_not_a_short_answer(tmp_path):
   cookies, yes = 'This site uses cookies to serve you.', 'Yes, of course.'
   pairs = [(f'Satz {i} von vielen', target) for i in range(4) for target in (cookies, yes, f'sentence {i} of many')]
   rules = {'max_partners': 3, 'language_id': False, 'max_ratio': 9}
-  assert outcomes(tmp_path, pairs, **rules).tolist() == [Outcome.BOILERPLATE, 0, 0] * 4
+  assert outcomes(tmp_path, pairs, **rules).tolist() == [LineOutcome.BOILERPLATE, 0, 0] * 4
   assert outcomes(tmp_path, pairs[:9], **rules).tolist() == [0] * 9
 
 
@@ -462,7 +464,7 @@ def test_near_duplicates_are_dropped_where_that_is_asked(tmp_path):
   long = 'Am Abend saßen die drei Freunde lange am Feuer und erzählten einander von ihren Reisen durch den Norden'
   pairs = [(f'{long} {i}.', f'{long} {i}.') for i in range(5)] + [(GERMAN[0], ENGLISH[0])]
   assert outcomes(tmp_path, pairs, language_id=False).tolist() == [0] * 6
-  expected = [0, *[Outcome.NEAR_DUPLICATE] * 4, 0]
+  expected = [0, *[LineOutcome.NEAR_DUPLICATE] * 4, 0]
   assert outcomes(tmp_path, pairs, language_id=False, near_duplicates=0.8).tolist() == expected
 
 

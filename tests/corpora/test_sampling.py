@@ -10,7 +10,7 @@ from lingvo_moe.corpora import temperature_sampling
 
 def sampler(names, sizes, temperature, seed, window_size, weights=()):
   stages = [temperature_sampling.shares(sizes, temperature, weights)]
-  return temperature_sampling.Sampler(names, sizes, stages=stages, seed=seed, window_size=window_size)
+  return temperature_sampling.ExampleSampler(names, sizes, stages=stages, seed=seed, window_size=window_size)
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 7, 64, 1000, 4097])
@@ -125,7 +125,7 @@ def test_the_stream_is_the_same_for_ever():
 
 def test_a_stage_goes_on_with_the_draws_of_the_stages_before():
   stages = [np.array([0.5, 0.5, 0]), np.array([0, 0.25, 0.75])]
-  staged = temperature_sampling.Sampler(['a', 'b', 'c'], [40, 40, 75], stages=stages, seed=1, window_size=100)
+  staged = temperature_sampling.ExampleSampler(['a', 'b', 'c'], [40, 40, 75], stages=stages, seed=1, window_size=100)
   windows = [staged.window(0), staged.window(1, [0, 1]), staged.window(2, [0, 1])]
   assert [np.bincount(pair, minlength=3).tolist() for pair, _ in windows] == [[50, 50, 0], [0, 25, 75], [0, 25, 75]]
   lines = np.concatenate([line[pair == 1] for pair, line in windows])
@@ -137,11 +137,11 @@ def test_a_stage_goes_on_with_the_draws_of_the_stages_before():
 @pytest.mark.parametrize('size', [5, 16, 64, 1000, 1029])
 def test_consecutive_lines_may_stay_together(size):
   stages = [np.ones(1)]
-  together = temperature_sampling.Sampler(['a'], [size], stages=stages, seed=1, window_size=size, run=16)
+  together = temperature_sampling.ExampleSampler(['a'], [size], stages=stages, seed=1, window_size=size, run=16)
   for epoch in (0, 1):
     _, line = together.window(epoch)
     assert sorted(line) == list(range(size))
-  first = temperature_sampling.Sampler(['a'], [size * 1000], stages=stages, seed=1, window_size=160, run=16).window(0)[
-    1
-  ]
+  first = temperature_sampling.ExampleSampler(
+    ['a'], [size * 1000], stages=stages, seed=1, window_size=160, run=16
+  ).window(0)[1]
   assert len(set(first // 16)) == 10

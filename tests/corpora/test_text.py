@@ -49,7 +49,7 @@ def test_parts_of_a_file_have_each_line_once(tmp_path, size):
   parts = text.parts(str(path), size)
   lines = [line for part in parts for batch in part.batches() for line in batch]
   assert lines == [b'a', b'', b'bcd', b'', b'ef', b'ghijklmn', b'o']
-  some = text.Part(str(path), first=2, last=5)
+  some = text.FilePart(str(path), first=2, last=5)
   assert [*some.batches()] == [[b'bcd', b'', b'ef']]
 
 

@@ -32,7 +32,7 @@ from lingvo_moe.ops.cpu import threads
 from lingvo_moe.optim import adafactor, schedule
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.local import LocalRuntime
-LocalRuntime(Program(None, adafactor.Adafactor(), schedule.Constant(0.1)))
+LocalRuntime(Program(None, adafactor.Adafactor(), schedule.ConstantRate(0.1)))
 print(tf.config.threading.get_intra_op_parallelism_threads(), threads.parallel_kernels())
 """
 

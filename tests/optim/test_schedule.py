@@ -28,4 +28,4 @@ def test_warm_up_rises_linearly_to_the_peak_then_falls_as_the_square_root(step, 
 
 
 def test_a_constant_rate_is_constant():
-  assert rate(schedule.Constant(0.3), 0) == rate(schedule.Constant(0.3), 10**6) == pytest.approx(0.3)
+  assert rate(schedule.ConstantRate(0.3), 0) == rate(schedule.ConstantRate(0.3), 10**6) == pytest.approx(0.3)

@@ -13,7 +13,7 @@ from whole_state import WholeState
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
-from lingvo_moe.run.checkpoints import Checkpoints, Evaluation, Saver
+from lingvo_moe.run.checkpoints import CheckpointEvaluation, Checkpoints, Saver
 from lingvo_moe.runtime.slices import Slice
 from lingvo_moe.storage import json_files
 
@@ -240,9 +240,9 @@ def test_a_loss_of_an_earlier_version_is_measured_again_and_patience_counts_on(t
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(1))
   (tmp_path / 'step_00000001' / 'dev_loss.json').write_text('{"dev_loss": 2.0, "evaluated_after": [2, 3]}')
-  assert kept.best() == Evaluation(1, 2.0, '', 0, [2, 3])
+  assert kept.best() == CheckpointEvaluation(1, 2.0, '', 0, [2, 3])
   kept.note_dev_loss(1, 2.0, 'all')
-  assert kept.best() == Evaluation(1, 2.0, 'all', 1, [2, 3])
+  assert kept.best() == CheckpointEvaluation(1, 2.0, 'all', 1, [2, 3])
 
 
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])

@@ -15,7 +15,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run import signals as signals_lib
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
-from lingvo_moe.run.evaluation import Evaluation
+from lingvo_moe.run.evaluation import EvaluationHook
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.reporting import DevLoss, NoLog
 from lingvo_moe.run.training import Step
@@ -121,7 +121,7 @@ def test_a_dev_loss_that_the_leader_has_logged_is_measured_by_no_process(tmp_pat
     training = types.SimpleNamespace(
       runtime=runtime, checkpoints=saver.checkpoints, log=log, group=group, dev_input=dev_input, task=task
     )
-    Evaluation(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or DevLoss(3.5, {}))
+    EvaluationHook(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or DevLoss(3.5, {}))
     return saver.checkpoints.best().dev_loss, len(measured)
 
   assert in_processes(play) == [(3.5, 1) if logged is None else (logged, 0)] * COUNT

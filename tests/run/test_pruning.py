@@ -42,7 +42,7 @@ def test_tokens_whose_experts_are_kept_get_the_same_outputs(gate, expert):
   specs = weights_lib.flatten({'encoder': {'layer_01': {'moe': layer(6).weights()}}})
   rng = np.random.default_rng(1)
   weights = {name: rng.normal(size=spec.shape).astype(np.float32) for name, spec in specs.items()}
-  kept = {'encoder/layer_01': pruning.Kept([0, 2, 3, 5], 1.0)}
+  kept = {'encoder/layer_01': pruning.KeptExperts([0, 2, 3, 5], 1.0)}
   pruned = pruning.without_others(weights, specs, kept)
   tensors = lambda weights: {name: tf.constant(w) for name, w in weights.items()}
   own = lambda weights: weights_lib.unflatten(tensors(weights))['encoder']['layer_01']['moe']

@@ -22,7 +22,7 @@ def entry_of(path, fingerprint='letters'):
       yield np.array([], np.int32), np.array([], np.int64)
 
   vocab = types.SimpleNamespace(size=100, fingerprint=fingerprint)
-  return token_cache.Entry('text', [str(path)], vocab, tokenise)
+  return token_cache.CacheEntry('text', [str(path)], vocab, tokenise)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def _make(folder: str, lines: int) -> None:
     count = total // shard_lines
     os.makedirs(path)
     lengths = rng.integers(3, 40, shard_lines)
-    part = token_cache.Part(entry.files[0])
+    part = token_cache.FilePart(entry.files[0])
     first = token_cache._Shard(token_cache._shard_path(path, 0), part, entry)
     first.write(iter([(rng.integers(4, 32000, lengths.sum()), lengths)]))
     for number in range(1, count):

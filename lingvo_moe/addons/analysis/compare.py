@@ -22,7 +22,7 @@ _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
 _NONE = '(none)'
 
 
-class Decoded(NamedTuple):
+class DecodedRun(NamedTuple):
   """A run with the translations of one checkpoint."""
 
   run: LogDirectory
@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
 class System:
   """System to compare: one run, or several that translate different pairs, such as bilingual ones."""
 
-  runs: tuple[Decoded, ...]
+  runs: tuple[DecodedRun, ...]
 
   @functools.cached_property
   def translations(self) -> dict[str, Translations]:
@@ -187,7 +187,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
         f'{run.path} has no translations of {split}: make them with lingvo-moe decode {run.path} --split={split} --once'
       )
     settings = run.summary(split, chosen).get('settings') or {}
-    runs.append(Decoded(run, chosen, translations.read(run, split, chosen, data_dir), settings))
+    runs.append(DecodedRun(run, chosen, translations.read(run, split, chosen, data_dir), settings))
   if not runs:
     raise UserError(f'a system is a log directory or several, with commas between; saw {text!r}')
   counts = collections.Counter(name for decoded in runs for name in decoded.translations)

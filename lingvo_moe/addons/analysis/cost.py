@@ -51,7 +51,7 @@ class CollectiveCost(NamedTuple):
 
 
 @dataclasses.dataclass
-class Part:
+class PartCost:
   """Cost in a step of one part of the model, on one device; seconds are None without a chip."""
 
   flops: int = 0
@@ -60,9 +60,9 @@ class Part:
   compute_seconds: float | None = None
   collective_seconds: float | None = None
 
-  def __add__(self, other: Part) -> Part:
+  def __add__(self, other: PartCost) -> PartCost:
     both = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-    return Part(*(None if a is None else a + b for a, b in both))
+    return PartCost(*(None if a is None else a + b for a, b in both))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Report:
   moe_all_to_alls: int  # most AllToAlls that a MoE layer makes in a round (in 'decode', of a step)
   flops: int  # multiplications and additions of matrix products
   flops_share_of_peak: float | None  # flops / (peak FLOP/s * step_seconds_compiler)
-  parts: dict[str, Part]  # by the names of PARTS
-  phases: dict[str, dict[str, Part]]  # by the names of PHASES, and in each by the names of PARTS
+  parts: dict[str, PartCost]  # by the names of PARTS
+  phases: dict[str, dict[str, PartCost]]  # by the names of PHASES, and in each by the names of PARTS
   placements: list[torus.PlacementCost]  # of the expert axis on the torus; empty without a chip
   step_seconds_roofline: float | None  # of all parts
   step_seconds_compiler: float | None  # by the compiler's estimate of cycles, and our collective seconds
@@ -289,10 +289,10 @@ def _collective_costs(
 
 def _phases(
   module: Module, collectives: Sequence[CollectiveCost], chip: Chip | None, rounds: int
-) -> dict[str, dict[str, Part]]:
+) -> dict[str, dict[str, PartCost]]:
   """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
   timed = (0.0, 0.0) if chip else (None, None)
-  phases = {phase: {name: Part(0, 0, 0, *timed) for name in PARTS} for phase in PHASES}
+  phases = {phase: {name: PartCost(0, 0, 0, *timed) for name in PARTS} for phase in PHASES}
   for cost in collectives if chip else ():
     phases[cost.phase][cost.part].collective_seconds += cost.seconds
   for instruction, times in hlo_loops.executed(module, rounds):

@@ -24,7 +24,7 @@ from lingvo_moe.layers import dispatch, experts, moe
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
-from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.batches import ArrayBatch
 
 PLANTS = ('topk', 'unsharded')
 
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
     return f'{self.layer}: [{shape}] ({self.megabytes:.3g} MiB) is {self.what}, at {self.op}'
 
 
-def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
+def annotations(program: Program, mesh: Mesh, batch: ArrayBatch) -> list[Annotated]:
   """Tensors that the annotations of a train step split."""
   specs = lambda values: {name: tf.TensorSpec(s.shape, s.dtype) for name, s in values.items()}
   state = {'step': tf.TensorSpec([], tf.int32)}
@@ -75,7 +75,7 @@ def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
   return list(split)
 
 
-def default_limit(batch: Batch, micro_batches: int = 1) -> int:
+def default_limit(batch: ArrayBatch, micro_batches: int = 1) -> int:
   """Largest size in bytes of a tensor that is ignored: less than one number of 4 bytes for each token of a micro-batch.
 
   The rules split rows and groups, so whatever has a number for each token is split; the smallest are the gate's choices

@@ -20,7 +20,7 @@ from lingvo_moe.text.vocab import BOS
 _ROWS = 16  # prompts of a batch
 
 
-class LanguageModel(ExportedModel):
+class ExportedLanguageModel(ExportedModel):
   """Exported language model."""
 
   continues_text = True
@@ -31,8 +31,8 @@ class LanguageModel(ExportedModel):
     self.vocab = text_vocab.read(name if name == 'byte' else os.path.join(path, name))
     self.lanes.expect(self.beam_size if self.settings['search'] == 'beam' else 1, self.vocab.size)
 
-  def translator(self, n_best: int = 1) -> Continuer:
-    return Continuer(self, n_best)
+  def translator(self, n_best: int = 1) -> ExportedContinuer:
+    return ExportedContinuer(self, n_best)
 
   def choose_target(self, requested: str | None, source: str | None = None) -> language_tags.Languages:
     return language_tags.choose_target(None, requested, source)
@@ -41,10 +41,10 @@ class LanguageModel(ExportedModel):
     return self.settings[name]
 
 
-class Continuer(translator.Generator):
+class ExportedContinuer(translator.Generator):
   """Continues prompts with an exported model. A continuation depends on its prompt, the number of it and the seed."""
 
-  def __init__(self, model: LanguageModel, n_best: int = 1) -> None:
+  def __init__(self, model: ExportedLanguageModel, n_best: int = 1) -> None:
     translator.check_continuations(n_best, model.settings['search'], model.beam_size)
     self._model, self._n_best = model, n_best
 
@@ -70,7 +70,7 @@ class Continuer(translator.Generator):
     else:
       by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[2:])
       watch = lambda symbols_B1: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B1)), copies)
-      sampler, prompt = numpy_sampling.Sampler.of_rows(values, copies), read(reader, prompts, copies)
+      sampler, prompt = numpy_sampling.NumpySampler.of_rows(values, copies), read(reader, prompts, copies)
       keys_B1, limits_B1 = values['keys'].reshape(-1, 1), np.repeat(values['limits'], copies)[:, np.newaxis]
       memory = {'lengths': prompt.lengths_B}
       drawn = numpy_sampling.sample(decoder, memory, sampler, keys_B1, limits_B1, prompt.last_B, prompt, watch=watch)

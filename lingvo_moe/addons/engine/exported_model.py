@@ -4,7 +4,7 @@ from typing import Any
 
 from lingvo_moe.addons.engine import manifest
 from lingvo_moe.addons.engine.exported import ExportedModel
-from lingvo_moe.addons.engine.exported_generator import LanguageModel
+from lingvo_moe.addons.engine.exported_generator import ExportedLanguageModel
 from lingvo_moe.addons.engine.exported_translator import TranslationModel
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.text.request import SEARCH
@@ -20,7 +20,7 @@ def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
   """Loads an export. `chosen` are options of runs, None where not given; those that an export lacks are refused."""
   if threads is not None and not (isinstance(threads, int) and threads > 0):
     raise UserError(f'threads={shown(threads)} is not a whole number from 1 on: leave it out for one on each core')
-  make = LanguageModel if manifest.read(path)['task'] == 'language' else TranslationModel
+  make = ExportedLanguageModel if manifest.read(path)['task'] == 'language' else TranslationModel
   model = make(path, threads)
   alpha = chosen.pop('length_norm_alpha', None)
   if isinstance(model, TranslationModel):

@@ -48,8 +48,8 @@ class TranslationModel(ExportedModel):
       raise UserError(f'mbr_samples must be a whole number from 1 on; saw {shown(count)}')
     self.settings |= values
 
-  def translator(self, n_best: int = 1) -> Translator:
-    return Translator(self, n_best)
+  def translator(self, n_best: int = 1) -> ExportedTranslator:
+    return ExportedTranslator(self, n_best)
 
   def choose_target(self, requested: str | None, source: str | None = None) -> language_tags.Languages:
     tags = sorted(self.settings['tags']) if self.settings['tagged'] else None
@@ -59,7 +59,7 @@ class TranslationModel(ExportedModel):
     return [tuple(pair) for pair in self.settings['pairs']]
 
 
-class Translator(translator.Translator):
+class ExportedTranslator(translator.Translator):
   """Translates and scores sentences with an exported model, in batches by length."""
 
   able = tuple(field.name for field in dataclasses.fields(TranslationRequest) if field.name != 'alignments')

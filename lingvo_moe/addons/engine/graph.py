@@ -25,7 +25,7 @@ _MAPPINGS = '/proc/self/maps'  # Linux
 Shapes = Mapping[str, Sequence[int]]
 
 
-class Graph:
+class TfliteGraph:
   """Graph of a .tflite file, run by XNNPACK. Inputs are written into its own buffers, and results read from them.
 
   `input` and `output` return views that are valid until the next `resize` or `run`, which refuse to work while one of

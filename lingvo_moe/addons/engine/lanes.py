@@ -30,7 +30,7 @@ class Lanes:
 
   def __init__(self, folder: str, names: Sequence[str], threads: int) -> None:
     self._threads, self._loading, self._idle = threads, threading.Lock(), {}
-    experts = functools.cache(lambda path: stages.Experts(path, max(1, threads // _LANES)))
+    experts = functools.cache(lambda path: stages.ExportedExperts(path, max(1, threads // _LANES)))
     self._load = lambda threads: [stages.load(folder, name, threads, experts) for name in names]
     self._folder, self._expected = folder, None
 

@@ -15,7 +15,7 @@ from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.text import beam
 from lingvo_moe.text import constraints as constraints_lib
 from lingvo_moe.text.beam import NEG_INF, Finished, Library, Live, Specials
-from lingvo_moe.text.constraints import Constraints, Progress
+from lingvo_moe.text.constraints import ConstraintProgress, Constraints
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
 _SPECIALS = Specials(PAD, BOS, EOS)
@@ -48,7 +48,7 @@ class Beam:
   live: Live
   found: Finished
   constraints: Constraints | None = None  # what hypotheses must and must not have; None: nothing
-  progress: Progress | None = None  # how far the live ones are
+  progress: ConstraintProgress | None = None  # how far the live ones are
 
   @classmethod
   def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int, constraints: Constraints | None = None) -> Beam:
@@ -77,7 +77,7 @@ class Beam:
       Live(*map(of_rows, self.live)),
       Finished(*map(of_rows, self.found)),
       self.constraints and self.constraints._replace(terms_BYT=self.constraints.terms_BYT[rows]),
-      self.progress and Progress(*map(of_rows, self.progress)),
+      self.progress and ConstraintProgress(*map(of_rows, self.progress)),
     )
 
   def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm) -> np.ndarray:

@@ -19,7 +19,7 @@ from lingvo_moe.text.continuations import Request, by_row
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
 
-class Sampler(NamedTuple):
+class NumpySampler(NamedTuple):
   """Choice of the next symbol, by values for each row; a temperature of 0 takes the likeliest symbol."""
 
   temperature_B: np.ndarray
@@ -27,12 +27,12 @@ class Sampler(NamedTuple):
   top_p_B: np.ndarray
 
   @classmethod
-  def of_rows(cls, values: Mapping[str, np.ndarray], copies: int) -> Sampler:
+  def of_rows(cls, values: Mapping[str, np.ndarray], copies: int) -> NumpySampler:
     """Sampler with the values of `by_row`, for so many rows of each of its own."""
     return cls(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
 
-  def take(self, rows: np.ndarray) -> Sampler:
-    return Sampler(*(values_B[rows] for values_B in self))
+  def take(self, rows: np.ndarray) -> NumpySampler:
+    return NumpySampler(*(values_B[rows] for values_B in self))
 
   def __call__(self, logits_BWV: np.ndarray, keys_BW: np.ndarray) -> np.ndarray:
     """The next symbols, int32 [B, W]."""
@@ -62,7 +62,7 @@ class Sampler(NamedTuple):
 def sample(
   decoder: StagedGraph,
   memory: dict[str, np.ndarray],
-  sampler: Sampler,
+  sampler: NumpySampler,
   keys_BW: np.ndarray,
   limits_BW: np.ndarray,
   last_B: np.ndarray,
@@ -129,7 +129,9 @@ def draw(
   limits_BW = np.pad(np.repeat(limits_B[:, np.newaxis], samples, axis=1), room).reshape(-1, width)
   repeated = {name: np.repeat(array, copies, axis=0) for name, array in memory.items()}
   last_B = np.full(len(keys_BW), begin)
-  samples_of_rows = sample(decoder, repeated, Sampler.of_rows(values, copies), keys_BW, limits_BW, last_B, given=given)
+  samples_of_rows = sample(
+    decoder, repeated, NumpySampler.of_rows(values, copies), keys_BW, limits_BW, last_B, given=given
+  )
   ids, lengths, log_probs = (x.reshape(len(requests), -1, *x.shape[2:])[:, :samples] for x in samples_of_rows)
   return ids, lengths, log_probs, log_probs
 

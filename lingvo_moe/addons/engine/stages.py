@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_moe.addons.engine.graph import Graph, Shapes, open_file, refused
+from lingvo_moe.addons.engine.graph import Shapes, TfliteGraph, open_file, refused
 from lingvo_moe.core.errors import UserError
 
 # Outputs of a stage, [G, S, M], [G, S, R] twice and [B, T, M], and inputs of the next.
@@ -29,13 +29,13 @@ def file_of_experts(name: str, number: int) -> str:
   return f'{name}_experts_{number}.tflite'
 
 
-def load(folder: str, name: str, threads: int, experts: Callable[[str], Experts]) -> StagedGraph:
+def load(folder: str, name: str, threads: int, experts: Callable[[str], ExportedExperts]) -> StagedGraph:
   """The graph of this name in an export, with packed weights; its experts are its own, or else the decoder's."""
   files_of = lambda path_of: list(itertools.takewhile(os.path.exists, map(path_of, itertools.count())))
   stages = files_of(lambda number: os.path.join(folder, file_of_stage(name, number)))
   of_layers = files_of(lambda number: os.path.join(folder, file_of_experts(name, number)))
   of_layers = of_layers or files_of(lambda number: os.path.join(folder, file_of_experts('decoder', number)))
-  stages, of_layers = [Graph(path, threads) for path in stages], [experts(path) for path in of_layers]
+  stages, of_layers = [TfliteGraph(path, threads) for path in stages], [experts(path) for path in of_layers]
   for i, stage in enumerate(stages):
     is_last, following = i == len(stages) - 1, stages[i + 1 :]
     fits = is_last != ({*TO_EXPERTS} <= {*stage.outputs}) and (i > 0) == ({*FROM_EXPERTS} <= {*stage.inputs})
@@ -81,7 +81,7 @@ def _mixed(path: str, problem: str) -> UserError:
   return UserError(f'{path} is of another export ({problem}): copy the whole folder again, or export the run again')
 
 
-class Experts:
+class ExportedExperts:
   """Experts of a layer, in one file of LiteRT; one caller at a time computes."""
 
   def __init__(self, path: str, threads: int) -> None:
@@ -91,7 +91,7 @@ class Experts:
       self._experts = [interpreter.get_signature_runner(str(e)) for e in range(count)]
     self._path, self._lock = path, threading.Lock()
 
-  def fits(self, before: Graph, behind: Graph) -> bool:
+  def fits(self, before: TfliteGraph, behind: TfliteGraph) -> bool:
     """Whether it takes the rows of the stage before, and gives those of the one behind."""
     rows = [runner.get_input_details().get('rows', {'shape_signature': [0]}) for runner in self._experts]
     sizes = {int(details['shape_signature'][-1]) for details in rows}
@@ -115,9 +115,9 @@ class Experts:
 
 
 class StagedGraph:
-  """Graph of several stages, which is used as a Graph is; an input of several stages is written by `write`."""
+  """Graph of several stages, which is used as a TfliteGraph is; an input of several stages is written by `write`."""
 
-  def __init__(self, stages: list[Graph], experts: list[Experts]) -> None:
+  def __init__(self, stages: list[TfliteGraph], experts: list[ExportedExperts]) -> None:
     self._stages, self._experts = stages, experts
     outer_names = lambda names, between: [name for name in dict.fromkeys(names) if name not in between]
     self.inputs = outer_names((name for stage in stages for name in stage.inputs), FROM_EXPERTS)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from lingvo_moe.addons.interop.config_keys import ACTIVATIONS, FLAG, SHARE, SIZE, TOKEN, of, one_of, whole
-from lingvo_moe.addons.interop.tensor_table import Entry, linear, norm, ours_of, their_activation, theirs_of
+from lingvo_moe.addons.interop.tensor_table import TensorEntry, linear, norm, ours_of, their_activation, theirs_of
 
 # Keys that are honoured alike; sinusoids of an odd d_model have another form in each class.
 HONOURED = (
@@ -30,7 +30,7 @@ _NAMES = {
 }
 
 
-def attention(theirs: str, ours: str) -> Iterator[Entry]:
+def attention(theirs: str, ours: str) -> Iterator[TensorEntry]:
   """Attention with biases, of which that of keys has no effect."""
   for name, weight, bias in (('q', 'wq', 'bq'), ('k', 'wk', ''), ('v', 'wv', 'bv'), ('out', 'wo', 'bo')):
     yield from linear(f'{theirs}.{name}_proj', ours, weight, bias)
@@ -42,7 +42,7 @@ def layers(
   ffn: str = '',
   ffn_norm: str = 'final_layer_norm',
   sparse: Mapping[str, Collection[int]] | None = None,
-) -> Iterator[Entry]:
+) -> Iterator[TensorEntry]:
   """Layers of both stacks, of which `sparse` have experts.
 
   The names are those of cross-attention, of what is before fc1, and of its normalisation.
@@ -71,7 +71,7 @@ def unused(config: Mapping[str, Any]) -> list[str]:
   return [*copies, *(['lm_head.weight'] if config['tie_word_embeddings'] else [])]
 
 
-def feed_forward(theirs: str, ours: str, expert: int | None = None) -> Iterator[Entry]:
+def feed_forward(theirs: str, ours: str, expert: int | None = None) -> Iterator[TensorEntry]:
   """Two linear layers."""
   yield from linear(f'{theirs}fc1', ours, 'wi', 'bi', expert)
   yield from linear(f'{theirs}fc2', ours, 'wo', 'bo', expert)

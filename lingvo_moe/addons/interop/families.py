@@ -11,7 +11,7 @@ from typing import Any
 
 from lingvo_moe.addons.interop import m2m100, marian, mixtral, t5, vocabulary
 from lingvo_moe.addons.interop.hub_folder import HubFolder
-from lingvo_moe.addons.interop.tensor_table import Entry, Imported
+from lingvo_moe.addons.interop.tensor_table import Imported, TensorEntry
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.storage import files
 
@@ -76,7 +76,7 @@ def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
   return imported._replace(unread=keys.unread(folder.config))
 
 
-def _check_tensors(folder: HubFolder, entries: Iterable[Entry], vocab_size: int) -> None:
+def _check_tensors(folder: HubFolder, entries: Iterable[TensorEntry], vocab_size: int) -> None:
   """Refuses a folder without a tensor, or with more or fewer symbols in one, than its configuration asks for.
 
   Goes before all that takes time or memory by the sizes that a configuration states.

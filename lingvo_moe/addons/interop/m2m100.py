@@ -6,7 +6,7 @@ from typing import Any
 from lingvo_moe.addons.interop import fairseq, sparse_layers, vocabulary
 from lingvo_moe.addons.interop.config_keys import NUMBER, SHARE, SIZE, TOKEN, Keys, of
 from lingvo_moe.addons.interop.hub_folder import HubFolder
-from lingvo_moe.addons.interop.tensor_table import Entry, Imported, Symbols, norm
+from lingvo_moe.addons.interop.tensor_table import Imported, Symbols, TensorEntry, norm
 from lingvo_moe.core.errors import UserError
 
 _ONLY = {'is_encoder_decoder': True, 'tie_word_embeddings': True}
@@ -141,8 +141,8 @@ def _sparse(config: Mapping[str, Any]) -> dict[str, list[int]]:
   return {stack: [*range(step - 1, config[f'{stack}_layers'], step)] if step else [] for stack, step in steps.items()}
 
 
-def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  yield Entry('model.shared.weight', 'target_embedding/table', 'symbols')
+def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+  yield TensorEntry('model.shared.weight', 'target_embedding/table', 'symbols')
   if 'num_experts' in config:
     yield from fairseq.layers(config, 'cross_attention', 'ffn.', 'ff_layer_norm', _sparse(config))
   else:

@@ -9,7 +9,7 @@ import numpy as np
 from lingvo_moe.addons.interop import fairseq, vocabulary
 from lingvo_moe.addons.interop.config_keys import ACTIVATIONS, FLAG, SHARE, SIZE, TOKEN, Keys, of, one_of
 from lingvo_moe.addons.interop.hub_folder import HubFolder
-from lingvo_moe.addons.interop.tensor_table import Entry, Imported, Symbols
+from lingvo_moe.addons.interop.tensor_table import Imported, Symbols, TensorEntry
 
 CLASSES = {
   'MarianMTModel': Keys(
@@ -69,12 +69,12 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
   return files | {'source.spm': models['source_vocab'], 'target.spm': models['target_vocab']}
 
 
-def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  yield Entry('model.shared.weight', 'target_embedding/table', 'symbols')
+def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+  yield TensorEntry('model.shared.weight', 'target_embedding/table', 'symbols')
   output = 'target_embedding' if config['tie_word_embeddings'] else 'output_embedding'
   if output == 'output_embedding':
-    yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')
-  yield Entry('final_logits_bias', f'{output}/bias', 'symbols')
+    yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')
+  yield TensorEntry('final_logits_bias', f'{output}/bias', 'symbols')
   yield from fairseq.layers(config)
 
 

@@ -7,9 +7,9 @@ from lingvo_moe.addons.interop import vocabulary
 from lingvo_moe.addons.interop.config_keys import ACTIVATIONS, FLAG, NUMBER, SHARE, SIZE, TOKEN, Keys, of, one_of
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.addons.interop.tensor_table import (
-  Entry,
   Imported,
   Symbols,
+  TensorEntry,
   linear,
   norm,
   ours_of,
@@ -106,10 +106,10 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
   return {'config.json': config, 'tokenizer_config.json': tokeniser, 'tokenizer.model': models['vocab']}
 
 
-def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  yield Entry('model.embed_tokens.weight', 'target_embedding/table', 'symbols')
+def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+  yield TensorEntry('model.embed_tokens.weight', 'target_embedding/table', 'symbols')
   if not config['tie_word_embeddings']:
-    yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')
+    yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')
   for i in range(config['num_hidden_layers']):
     theirs, ours = f'model.layers.{i}', f'decoder/layer_{i:02d}'
     yield from norm(f'{theirs}.input_layernorm', f'{ours}/attention/norm', bias=False)

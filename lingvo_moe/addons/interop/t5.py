@@ -7,9 +7,9 @@ from lingvo_moe.addons.interop import sparse_layers, vocabulary
 from lingvo_moe.addons.interop.config_keys import ACTIVATIONS, FLAG, NUMBER, SHARE, SIZE, TOKEN, Keys, of, one_of, whole
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.addons.interop.tensor_table import (
-  Entry,
   Imported,
   Symbols,
+  TensorEntry,
   linear,
   norm,
   ours_of,
@@ -174,14 +174,14 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
   return {'config.json': config, 'tokenizer_config.json': tokeniser, 'spiece.model': models['source_vocab']}
 
 
-def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
-  yield Entry('shared.weight', 'target_embedding/table', 'symbols')
+def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+  yield TensorEntry('shared.weight', 'target_embedding/table', 'symbols')
   if not config['tie_word_embeddings']:
-    yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')
+    yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')
   sparse, dense = _sparse(config), 'mlp' if 'num_experts' in config else 'DenseReluDense'
   for stack, count in _layers(config).items():
     bias = f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
-    yield Entry(bias, f'{stack}/relative')
+    yield TensorEntry(bias, f'{stack}/relative')
     for i in range(count):
       theirs, ours = f'{stack}.block.{i}.layer', f'{stack}/layer_{i:02d}'
       blocks = {'attention': 'SelfAttention'} | ({'cross_attention': 'EncDecAttention'} if stack == 'decoder' else {})
@@ -201,7 +201,7 @@ def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
     yield from norm(f'{stack}.final_layer_norm', f'{stack}/norm', bias=False)
 
 
-def _feed_forward(config, theirs: str, ours: str, expert: int | None = None) -> Iterator[Entry]:
+def _feed_forward(config, theirs: str, ours: str, expert: int | None = None) -> Iterator[TensorEntry]:
   gated, _ = _activation(config)
   for name, weight in {'wi_0': 'wg', 'wi_1': 'wi', 'wo': 'wo'}.items() if gated else (('wi', 'wi'), ('wo', 'wo')):
     yield from linear(f'{theirs}.{name}', ours, weight, expert=expert)

@@ -60,7 +60,7 @@ def _picked(read: ReadRows, ids: Sequence[int]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TensorEntry:
   """A tensor there and the weight here, or the part of it that is an expert's."""
 
   theirs: str  # name there
@@ -122,18 +122,20 @@ def theirs_of(config: Any, names: Mapping[str, str]) -> dict[str, Any]:
   return {theirs: getattr(config, ours) for theirs, ours in names.items()}
 
 
-def linear(theirs: str, ours: str, weight: str, bias: str | None = None, expert: int | None = None) -> Iterator[Entry]:
+def linear(
+  theirs: str, ours: str, weight: str, bias: str | None = None, expert: int | None = None
+) -> Iterator[TensorEntry]:
   """A linear layer: torch's `weight` [out, in] and, unless `bias` is None, `bias` [out]; '' for one that is dropped."""
-  yield Entry(f'{theirs}.weight', f'{ours}/{weight}', 'matrix', expert)
+  yield TensorEntry(f'{theirs}.weight', f'{ours}/{weight}', 'matrix', expert)
   if bias is not None:
-    yield Entry(f'{theirs}.bias', bias and f'{ours}/{bias}', 'same', expert)
+    yield TensorEntry(f'{theirs}.bias', bias and f'{ours}/{bias}', 'same', expert)
 
 
-def norm(theirs: str, ours: str, bias: bool = True) -> Iterator[Entry]:
+def norm(theirs: str, ours: str, bias: bool = True) -> Iterator[TensorEntry]:
   """A normalisation: `weight`, and `bias`."""
-  yield Entry(f'{theirs}.weight', f'{ours}/scale')
+  yield TensorEntry(f'{theirs}.weight', f'{ours}/scale')
   if bias:
-    yield Entry(f'{theirs}.bias', f'{ours}/bias')
+    yield TensorEntry(f'{theirs}.bias', f'{ours}/bias')
 
 
 class Imported(NamedTuple):
@@ -141,7 +143,7 @@ class Imported(NamedTuple):
 
   model: str  # name of the registered class
   values: Mapping[str, Any]  # of its fields, but for those that name vocabularies
-  entries: Sequence[Entry]  # tensors there and weights here
+  entries: Sequence[TensorEntry]  # tensors there and weights here
   symbols: Symbols  # order of the symbols
   vocabularies: Mapping[str, bytes]  # contents of SentencePiece models by the field that names one
   tokeniser: Sequence[str]  # files of the folder that belong to its vocabulary

@@ -1,4 +1,4 @@
-"""HTML in which text is escaped unless it is Markup, so that nothing a run has written becomes a part of the page."""
+"""HTML in which text is escaped unless it is Html, so that nothing a run has written becomes a part of the page."""
 
 import html
 import re
@@ -11,26 +11,26 @@ _VOID = {'meta', 'br', 'rect', 'path', 'circle', 'line', 'polyline'}  # elements
 _OPEN = {'tr', 'td', 'th', 'dt', 'dd', 'li', 'thead', 'tbody'}  # HTML lets their end tags out, which saves a fifth
 
 
-class Markup(str):
+class Html(str):
   """HTML, which is not escaped again."""
 
 
-def escape(text: Any) -> Markup:
+def escape(text: Any) -> Html:
   """A text as HTML; characters that HTML does not allow become U+FFFD."""
-  return Markup(html.escape(_FORBIDDEN.sub('\ufffd', str(text))))
+  return Html(html.escape(_FORBIDDEN.sub('\ufffd', str(text))))
 
 
-def join(parts: Iterable[Any]) -> Markup:
-  """Parts one after the other; each is escaped unless it is Markup, and None is nothing."""
-  return Markup(''.join(part if isinstance(part, Markup) else escape(part) for part in parts if part is not None))
+def join(parts: Iterable[Any]) -> Html:
+  """Parts one after the other; each is escaped unless it is Html, and None is nothing."""
+  return Html(''.join(part if isinstance(part, Html) else escape(part) for part in parts if part is not None))
 
 
-def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
+def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
   """An element.
 
   Args:
     name: of it.
-    *children: texts, which are escaped, and Markup.
+    *children: texts, which are escaped, and Html.
     **attributes: by name, with _ for - and no last _ (class_, aria_label); None leaves one out, True has no value.
   """
   written = [name]
@@ -42,5 +42,5 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
       written.append(f'{key}="{escape(value)}"')
   opening = ' '.join(written)
   if name in _VOID:
-    return Markup(f'<{opening}>' if name in ('meta', 'br') else f'<{opening}/>')
-  return Markup(f'<{opening}>{join(children)}' + ('' if name in _OPEN else f'</{name}>'))
+    return Html(f'<{opening}>' if name in ('meta', 'br') else f'<{opening}/>')
+  return Html(f'<{opening}>{join(children)}' + ('' if name in _OPEN else f'</{name}>'))

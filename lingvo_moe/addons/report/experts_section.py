@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.addons.report import figures, languages_section, svg, training_section
-from lingvo_moe.addons.report.escaped_html import Markup, join, tag
+from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import chosen, text, thinned
 from lingvo_moe.addons.report.svg import Curve
@@ -31,7 +31,7 @@ _NO_DEV_ROUTING = (
 )
 
 
-def section(records: Sequence[RunRecord]) -> Markup:
+def section(records: Sequence[RunRecord]) -> Html:
   """Every MoE layer, or a sentence on why there is none."""
   routed = [record for record in records if record.layers]
   parts = [figures.absent(_why_dense(record)) for record in records if not record.layers]
@@ -65,7 +65,7 @@ def _why_dense(record: RunRecord) -> str:
   return f'{record.name} has experts, but its log has no line of a training step yet.'
 
 
-def _scale() -> Markup:
+def _scale() -> Html:
   about = (
     'Colours of heat maps are loads in multiples of a fair share, which is 1 for an expert with as many choices as the '
     'mean of its layer. Choices are those of tokens that found a slot.'
@@ -77,7 +77,7 @@ def _scale() -> Markup:
   return join([tag('p', about), tag('ul', *names, class_='legend')])
 
 
-def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
+def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Html:
   of = lambda record, title: title if record.alone else f'{title}, {record.name}'
   key = functools.partial(log_directory.moe_metric, layer)
   statistics_of = dict.fromkeys(statistic for record in records for statistic in record.layers[layer])
@@ -112,7 +112,7 @@ def _dead(record: RunRecord, layer: str) -> Curve:
   return Curve(record.label('dead', sole=True), thinned(points), record.place, record.place)
 
 
-def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
+def _loads(record: RunRecord, layer: str, title: str) -> Html | None:
   """Heat map of loads, experts by time."""
   loads = [load for load in record.run.loads if layer in load.choices]
   if not loads:
@@ -141,7 +141,7 @@ def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
   return figures.figure(title, picture, table, note)
 
 
-def _by_language(record: RunRecord, layer: str, title: str) -> Markup | None:
+def _by_language(record: RunRecord, layer: str, title: str) -> Html | None:
   """Heat map of the shares of a language's choices that each expert serves."""
   routing = record.run.dev_routing
   if not routing or not routing['choices'].get(layer):
@@ -175,7 +175,7 @@ def _rows(columns: Sequence[Sequence[float]], experts: int) -> tuple[list[list[f
   return rows, [str(span[0]) if size == 1 else f'{span[0]}–{span[-1]}' for span in spans]
 
 
-def _share_table(title: str, first: str, shares: dict[Any, list[float]], columns: Sequence[str], summary) -> Markup:
+def _share_table(title: str, first: str, shares: dict[Any, list[float]], columns: Sequence[str], summary) -> Html:
   """Loads in multiples of a fair share by row: of each expert, or of many experts the columns of `summary`."""
   experts = len(next(iter(shares.values())))
   if experts <= _FEW:

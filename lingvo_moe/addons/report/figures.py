@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.addons.report import svg
-from lingvo_moe.addons.report.escaped_html import Markup, join, tag
+from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.series import text
 from lingvo_moe.addons.report.svg import Curve
 
 
-def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], name: str) -> Markup:
-  """Table of texts, numbers or Markup, which scrolls by itself where it is wider than the page.
+def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], name: str) -> Html:
+  """Table of texts, numbers or Html, which scrolls by itself where it is wider than the page.
 
   The first cell of a row is its heading; `name` is for screen readers.
   """
@@ -20,22 +20,22 @@ def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], name: str) -> Mark
   return tag('div', whole, class_='scroll', tabindex=0, role='region', aria_label=name)
 
 
-def _data(cell: Any) -> Markup:
-  return cell if isinstance(cell, Markup) and cell.startswith('<td') else tag('td', _cell(cell))
+def _data(cell: Any) -> Html:
+  return cell if isinstance(cell, Html) and cell.startswith('<td') else tag('td', _cell(cell))
 
 
 def _cell(value: Any) -> Any:
   return text(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def figure(title: str, picture: Markup, tables: Markup, note: str = '', legend: Markup | None = None) -> Markup:
+def figure(title: str, picture: Html, tables: Html, note: str = '', legend: Html | None = None) -> Html:
   """Figure with its caption, its legend, and a table to open."""
   caption = tag('figcaption', tag('strong', title), ' ', note)
   behind = tag('details', tag('summary', f'Table: {title}'), tables)
   return tag('figure', caption, picture, legend, behind)
 
 
-def curves(title: str, shown: Sequence[Curve], x_name: str, note: str = '', from_zero: bool = False) -> Markup | None:
+def curves(title: str, shown: Sequence[Curve], x_name: str, note: str = '', from_zero: bool = False) -> Html | None:
   """Figure of curves; None if none has a point."""
   shown = [curve for curve in shown if curve.series.xs]
   if not shown:
@@ -45,7 +45,7 @@ def curves(title: str, shown: Sequence[Curve], x_name: str, note: str = '', from
   return figure(title, picture, _tables(title, shown, x_name), note, legend(shown))
 
 
-def legend(shown: Sequence[Curve], shapes: bool = False) -> Markup | None:
+def legend(shown: Sequence[Curve], shapes: bool = False) -> Html | None:
   """Names of curves beside a stroke as they have it, or the shape of their dots; None for one alone."""
   if len(shown) < 2:
     return None
@@ -66,7 +66,7 @@ def _in_words(curve: Curve) -> str:
   )
 
 
-def _tables(title: str, shown: Sequence[Curve], x_name: str) -> Markup:
+def _tables(title: str, shown: Sequence[Curve], x_name: str) -> Html:
   """A table for the curves of each list of xs."""
   groups: dict[tuple[float, ...], list[Curve]] = {}
   for curve in shown:
@@ -82,11 +82,11 @@ def _tables(title: str, shown: Sequence[Curve], x_name: str) -> Markup:
   return join(made)
 
 
-def grid(*figures: Markup | None) -> Markup:
+def grid(*figures: Html | None) -> Html:
   """Figures in a grid, as many in a row as fit."""
   return tag('div', *figures, class_='grid')
 
 
-def absent(why: str) -> Markup:
+def absent(why: str) -> Html:
   """The sentence in place of what a run does not have."""
   return tag('p', why, class_='absent')

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.addons.report import figures, svg
-from lingvo_moe.addons.report.escaped_html import Markup, join
+from lingvo_moe.addons.report.escaped_html import Html, join
 from lingvo_moe.addons.report.reading import RunRecord, differ_in_text
 from lingvo_moe.addons.report.series import text, thinned
 from lingvo_moe.addons.report.svg import Curve
@@ -17,7 +17,7 @@ _COLUMNS = {**_METRICS, 'copy_bleu': 'copy BLEU'}
 _BOUNDS = {'best_bleu': 'BLEU at most', 'best_chrf': 'chrF at most'}  # by what the target vocabulary can write
 
 
-def section(records: Sequence[RunRecord]) -> Markup:
+def section(records: Sequence[RunRecord]) -> Html:
   """Scores of all languages, or sentences on why there are none."""
   scored = [record for record in records if record.scores]
   parts = [_perplexity(record) for record in records if record not in scored]
@@ -43,7 +43,7 @@ def _sizes(records: Sequence[RunRecord]) -> tuple[Mapping[str, int], str]:
   return next((record.sizes for record in records if record.sizes[0]), ({}, ''))
 
 
-def _scores(records: Sequence[RunRecord]) -> Markup:
+def _scores(records: Sequence[RunRecord]) -> Html:
   names, by = in_order(records, sorted({name for record in records for name in record.scores}))
   sizes, unit = _sizes(records)
   values = lambda record, key: [number(record.scores.get(name, {}).get(key)) for name in names]
@@ -86,7 +86,7 @@ def _row(records: Sequence[RunRecord], name: str, sizes: Mapping[str, int], colu
   return cells
 
 
-def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
+def _dev_loss(records: Sequence[RunRecord]) -> Html | None:
   """Last dev loss of each part of the text; None where there are no parts."""
   last = [(record, record.evaluations[-1]) for record in records if record.evaluations]
   losses = [{name: y for name, loss in dev_losses(line).items() if (y := number(loss)) is not None} for _, line in last]
@@ -110,7 +110,7 @@ def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
   return figures.figure('Dev loss by part of the text', picture, table, note, figures.legend(drawn, True))
 
 
-def _perplexity(record: RunRecord) -> Markup:
+def _perplexity(record: RunRecord) -> Html:
   """Perplexity of a language model, or a sentence on why there are no scores."""
   if not (newest := record.run.perplexities(record.split)):
     return figures.absent(_why_no_scores(record))

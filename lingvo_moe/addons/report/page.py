@@ -14,7 +14,7 @@ from lingvo_moe.addons.report import (
   setup_section,
   training_section,
 )
-from lingvo_moe.addons.report.escaped_html import Markup, tag
+from lingvo_moe.addons.report.escaped_html import Html, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import text
 from lingvo_moe.core.errors import UserError, plural
@@ -77,13 +77,13 @@ def page(records: Sequence[RunRecord]) -> str:
     tag('meta', name='viewport', content='width=device-width, initial-scale=1'),
     tag('meta', name='color-scheme', content='light dark'),
     tag('title', f'Report on {title}'),
-    Markup(f'<style>\n{css}</style>'),
+    Html(f'<style>\n{css}</style>'),
   ]
   whole = tag('html', tag('head', *head), tag('body', *body), lang='en')
   return f'<!DOCTYPE html>\n{whole}\n'
 
 
-def _summary(records: Sequence[RunRecord]) -> Markup:
+def _summary(records: Sequence[RunRecord]) -> Html:
   """Summary table: model, steps, scores and times."""
   columns = [_facts(record) for record in records]
   rows = [[name, *(column[name] for column in columns)] for name in columns[0]]

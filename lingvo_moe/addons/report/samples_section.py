@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lingvo_moe.addons.report import figures, languages_section, reading
-from lingvo_moe.addons.report.escaped_html import Markup, join, tag
+from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import chosen
 from lingvo_moe.corpora import text
@@ -13,14 +13,14 @@ _LINES = 2  # of each
 _LENGTH = 300  # characters of a line
 
 
-def section(records: Sequence[RunRecord]) -> Markup:
+def section(records: Sequence[RunRecord]) -> Html:
   """Samples of every run, or sentences on why there are none."""
   scored = [record for record in records if record.scores]
   parts = [part for record in records if record not in scored for part in _texts(record)]
   return join([*parts, _translations(scored) if scored else None])
 
 
-def _texts(record: RunRecord) -> list[Markup]:
+def _texts(record: RunRecord) -> list[Html]:
   """Texts of a language model, or a sentence on why there are none."""
   _, summary = record.run.perplexities(record.split) or (0, {})
   if not summary.get('samples'):
@@ -32,7 +32,7 @@ def _texts(record: RunRecord) -> list[Markup]:
   return [tag('h3', f'Texts of {record.name}{after}'), *texts]
 
 
-def _translations(records: Sequence[RunRecord]) -> Markup:
+def _translations(records: Sequence[RunRecord]) -> Html:
   """Lines evenly spaced in the files of languages that are evenly spaced by size."""
   names, _ = languages_section.in_order(records, sorted({name for record in records for name in record.scores}))
   other = [name for name in names if reading.differ_in_text(records, name)]
@@ -64,6 +64,6 @@ def _translations(records: Sequence[RunRecord]) -> Markup:
   return join([*sentences, tag('p', about), figures.table(head, rows, 'Sample translations')])
 
 
-def _said(line: str, language: str, mark: str = '') -> Markup:
+def _said(line: str, language: str, mark: str = '') -> Html:
   """A cell with a line of text in a language, in the direction of its script."""
   return tag('td', mark, text.shortened(line, _LENGTH), lang=language, dir='auto')

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.addons.report import figures
-from lingvo_moe.addons.report.escaped_html import Markup, join, tag
+from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
 
 _NONE = '(none)'
 _APART = ('step', 'examples')  # not shown as an environment
 
 
-def section(records: Sequence[RunRecord]) -> Markup:
+def section(records: Sequence[RunRecord]) -> Html:
   """Section of a report: fields that differ between two runs; environments; every value of the configurations."""
   configured = _rows([{name: repr(value) for name, value in record.run.configured().items()} for record in records])
   parts = []
@@ -40,7 +40,7 @@ def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
   return [[name, *(column.get(name, _NONE) for column in columns)] for name in names]
 
 
-def _table(records: Sequence[RunRecord], rows: Sequence[Sequence[str]], name: str) -> Markup:
+def _table(records: Sequence[RunRecord], rows: Sequence[Sequence[str]], name: str) -> Html:
   head = ['name', *(record.name for record in records)] if len(records) > 1 else ['name', 'value']
   return figures.table(head, rows, name)
 

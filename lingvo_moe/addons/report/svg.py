@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from lingvo_moe.addons.report import series as series_lib
-from lingvo_moe.addons.report.escaped_html import Markup, join, tag
+from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.series import Series
 from lingvo_moe.corpora import text
 
@@ -31,7 +31,7 @@ class Curve:
   marks: bool = False  # whether points are marked, as of few ones
 
 
-def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = False) -> Markup:
+def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = False) -> Html:
   """Curves, at least one and each with points, over an x axis `x_name`; `label` is what a screen reader says."""
   height = 240
   x_range = series_lib.extent([x for curve in shown for x in curve.series.xs])
@@ -59,7 +59,7 @@ def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = Fa
   return _picture(height, label, drawn)
 
 
-def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, label: str) -> Markup:
+def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, label: str) -> Html:
   """Dots of several quantities, `rows`, on a line for every name, over an axis from 0 to `high`.
 
   The xs of a quantity's series are numbers of lines, from the top, and ys its values. `dash` chooses the shape.
@@ -81,7 +81,7 @@ def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, 
   return _picture(bottom + 36, label, drawn)
 
 
-def markers(points: Sequence[tuple[float, float]], colour: int, shape: int = 0) -> Markup:
+def markers(points: Sequence[tuple[float, float]], colour: int, shape: int = 0) -> Html:
   """Markers at points: dots, or of an odd shape diamonds."""
   kind, rise, path = _SHAPES[shape % 2]
   return tag('path', class_=f'{kind} c{colour}', d=''.join(f'M{x:.1f} {y - rise:.1f}{path}' for x, y in points))
@@ -89,7 +89,7 @@ def markers(points: Sequence[tuple[float, float]], colour: int, shape: int = 0) 
 
 def heat_map(
   levels: Sequence[Sequence[int]], row_names: Sequence[str], column_names: Sequence[str], columns: str, label: str
-) -> Markup:
+) -> Html:
   """Heat map: a rectangle for each number of `levels`, filled by the class l<level> of the style sheet.
 
   Rows are given from the top. Of the names, as many are written as there is room for; `columns` is what columns are.
@@ -119,7 +119,7 @@ def heat_map(
   return _picture(_TOP + height + 36, label, drawn)
 
 
-def _picture(height: float, label: str, drawn: Sequence[Markup]) -> Markup:
+def _picture(height: float, label: str, drawn: Sequence[Html]) -> Html:
   return tag('svg', join(drawn), viewBox=f'0 0 {WIDTH} {height:g}', role='img', aria_label=label)
 
 

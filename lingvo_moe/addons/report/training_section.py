@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_moe.addons.report import figures
-from lingvo_moe.addons.report.escaped_html import Markup, join, tag
+from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import thinned
 from lingvo_moe.addons.report.svg import Curve
@@ -35,7 +35,7 @@ def curves_of(records: Sequence[RunRecord], quantities: dict[str, str], points: 
   return drawn
 
 
-def section(records: Sequence[RunRecord]) -> Markup:
+def section(records: Sequence[RunRecord]) -> Html:
   """Figures of training, and sentences on what a run's log lacks."""
   logged = [record for record in records if record.steps]
   timed = [record for record in records if any(line['trained'] is not None for line in record.log)]

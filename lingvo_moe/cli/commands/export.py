@@ -105,7 +105,7 @@ def export(options: Options) -> None:
   weights = run.checkpoints().merged(step, config)
   if options.format not in WEIGHTS_ALONE:  # these are read a tensor at a time: a model may be larger than memory
     weights = {name: stored[...] for name, stored in weights.items()}
-  model = Model(dataclasses.replace(config, scan_layers=False, lora_rank=0), step, weights)
+  model = ModelToExport(dataclasses.replace(config, scan_layers=False, lora_rank=0), step, weights)
   if options.keep_experts is not None:
     model = _prune(model, options)
   from lingvo_moe.run import model_card
@@ -117,7 +117,7 @@ def export(options: Options) -> None:
   print(f'{options.out}: {options.format} of {run.load()[0]}, {size / 1e6:.1f} MB')
 
 
-class Model(NamedTuple):
+class ModelToExport(NamedTuple):
   """A model to be exported."""
 
   config: TaskConfig
@@ -158,7 +158,7 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
     from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
 
 
-def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
+def _save(folder: str, run: RunDir, model: ModelToExport, options: Options) -> None:
   task = task_of(model.config)
   if options.format in WEIGHTS_ALONE:
     from lingvo_moe.addons.interop import hub_export
@@ -189,7 +189,7 @@ def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
     stablehlo.save(os.path.join(folder, 'stablehlo'), task.decoding_steps(options.stablehlo_rows), model.weights)
 
 
-def _prune(model: Model, options: Options) -> Model:
+def _prune(model: ModelToExport, options: Options) -> ModelToExport:
   """The model without the experts that are used least; prints which share of choices that leaves, and BLEU."""
   from lingvo_moe.run import pruning, reporting
 
@@ -212,7 +212,9 @@ def _prune(model: Model, options: Options) -> Model:
   chosen = pruning.choose_experts(choices, count)
   for layer, experts in chosen.items():
     print(f'{layer}: {count} of {all_experts} experts, which have {experts.share:.1%} of the choices on dev')
-  pruned = Model(smaller, model.step, pruning.without_others(model.weights, config.program().weight_specs, chosen))
+  pruned = ModelToExport(
+    smaller, model.step, pruning.without_others(model.weights, config.program().weight_specs, chosen)
+  )
   after = _bleu(smaller, pruned.runtime(), options, f'{count} experts')
   width = max(map(len, before))
   print(f'BLEU on {options.split}, {all_experts} experts -> {count}')

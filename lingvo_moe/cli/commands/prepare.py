@@ -121,8 +121,8 @@ def main(argv: Sequence[str], options: Options) -> None:
       print('warning: the folder has no dev or test yet, so nothing was kept apart from them', file=sys.stderr)
     corpora = sorted({*prefixes} - {'dev', 'test'}, key=lambda prefix: (prefix != 'train', prefix))
     dev += f' --set "corpora={"; ".join(f"{prefix} 1" for prefix in corpora)}"'
-  elif not decisions.count(preparation.Outcome.DEV):
-    dev += f' --set dev_lines={max(1, min(1000, decisions.count(preparation.Outcome.TRAIN) // 20))}'
+  elif not decisions.count(preparation.LineOutcome.DEV):
+    dev += f' --set dev_lines={max(1, min(1000, decisions.count(preparation.LineOutcome.TRAIN) // 20))}'
   print(
     f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(options.out)} '
     f'--logdir=runs/{name}'

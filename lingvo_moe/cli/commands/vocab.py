@@ -72,9 +72,9 @@ class Options(OptionGroup):
 def main(options: Options) -> None:
   from lingvo_moe.corpora import parallel
   from lingvo_moe.tasks.mt import vocab_training
-  from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+  from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 
-  base = Vocab(options.extend) if options.extend else None
+  base = TaggedVocab(options.extend) if options.extend else None
   pairs = [
     pair
     for folder in dict.fromkeys(options.data_dir)
@@ -87,7 +87,7 @@ def main(options: Options) -> None:
   if base:
     values |= {'exact_size': False, 'normalization': base.normalization if base.normalization in RULES else None}
     with tempfile.TemporaryDirectory() as folder:
-      more = Vocab(train(os.path.join(folder, 'more'))) if pairs else None
+      more = TaggedVocab(train(os.path.join(folder, 'more'))) if pairs else None
       path = vocab_training.extend_vocab(base, options.output, options.languages, more, options.overwrite)
   else:
     path = train(options.output)

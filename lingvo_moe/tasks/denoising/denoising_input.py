@@ -17,7 +17,7 @@ import numpy as np
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.temperature_sampling import fold
 from lingvo_moe.tasks import task, token_cache
-from lingvo_moe.tasks.batches import BATCH_KEYS, Batch, padded
+from lingvo_moe.tasks.batches import BATCH_KEYS, ArrayBatch, padded
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
 from lingvo_moe.tasks.denoising.sentinel_vocab import SentinelVocab
@@ -40,7 +40,7 @@ class TrainInput(task.TrainInput):
     epochs = f'{config.rows_of_batch() * window / self._text.total:.3g} epochs a step'
     self.stats = f'{self._text.total:,} tokens, {epochs}; windows of {window} make {inputs} inputs, {targets} targets'
 
-  def batch(self, step: int) -> Batch:
+  def batch(self, step: int) -> ArrayBatch:
     config, window = self._config, self._config.lengths.window
     numbers, _, starts = self._windows.of_step(step)
     ids_BT = self._text.take((starts[:, np.newaxis] + np.arange(window)) % self._text.total)
@@ -74,7 +74,7 @@ class HeldOutInput(windows.HeldOutInput):
       )
     self.stats = f'{len(self._paths)} files, {total:,} tokens, {len(self.examples):,} windows'
 
-  def arrays(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
+  def arrays(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> ArrayBatch:
     source = padded([inputs for _, inputs, _ in examples], rows, self._config.inputs_length)
     target = padded([targets for *_, targets in examples], rows, self._config.lengths.targets)
     return source.as_source() | target.as_target()

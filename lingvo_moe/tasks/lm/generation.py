@@ -160,5 +160,5 @@ class Continuer(TextGenerator):
   def _ids(self, text: str) -> np.ndarray:
     return np.array([BOS, *self._vocab.encode(text)], np.int32)
 
-  def _as_text(self, decoded: Sequence[inference.Decoded]) -> list[task.Hypothesis]:
+  def _as_text(self, decoded: Sequence[inference.DecodedIds]) -> list[task.Hypothesis]:
     return [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in decoded]

@@ -8,7 +8,7 @@ from lingvo_moe.tasks import engine_graphs
 from lingvo_moe.tasks.engine_graphs import Tensors
 from lingvo_moe.tasks.lm.lm_config import LanguageConfig, LmConfig
 from lingvo_moe.tasks.sentencepiece_vocab import PAD
-from lingvo_moe.tasks.task import Graph
+from lingvo_moe.tasks.task import EngineGraph
 
 
 def require(config: LanguageConfig) -> None:
@@ -18,7 +18,7 @@ def require(config: LanguageConfig) -> None:
   engine_graphs.require(config)
 
 
-def make(config: LmConfig, width: int) -> dict[str, Graph]:
+def make(config: LmConfig, width: int) -> dict[str, EngineGraph]:
   """The graphs by name, 'reader' and 'decoder', of W = `width` hypotheses, for weights of config.program()."""
   model = config.program().model
 
@@ -29,5 +29,5 @@ def make(config: LmConfig, width: int) -> dict[str, Graph]:
     return engine_graphs.named('new', (of_layer['self'] for of_layer in cache.values()))
 
   lengths = tf.TensorSpec([None], tf.int32)  # of the prompts without their last symbols
-  reader = Graph(read, {'ids': tf.TensorSpec([None, None], tf.int32)}, experts='decoder')
+  reader = EngineGraph(read, {'ids': tf.TensorSpec([None, None], tf.int32)}, experts='decoder')
   return {'decoder': engine_graphs.decoder(model, width, 'lengths', lengths), 'reader': reader}

@@ -19,7 +19,7 @@ import numpy as np
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.temperature_sampling import shuffled
 from lingvo_moe.tasks import task, token_cache
-from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.batches import ArrayBatch
 from lingvo_moe.tasks.lm.lm_config import LanguageConfig
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
@@ -77,7 +77,7 @@ class TrainInput(task.TrainInput):
     """Steps in which every token is a label once."""
     return self._windows.count / self._config.rows_of_batch()
 
-  def batch(self, step: int) -> Batch:
+  def batch(self, step: int) -> ArrayBatch:
     _, epochs, starts = self._windows.of_step(step)
     arrays = [np.zeros([len(starts), self._config.window], np.int32) for _ in BATCH_KEYS]
     for epoch in np.unique(epochs).tolist():
@@ -124,7 +124,7 @@ class HeldOutInput(windows.HeldOutInput):
     total = sum(stream.total for stream in self._streams)
     self.stats = f'{len(paths)} files, {sum(map(len, orders)):,} documents, {total:,} tokens with eos'
 
-  def arrays(self, examples: Sequence[tuple[int, int, int]], rows: int) -> Batch:
+  def arrays(self, examples: Sequence[tuple[int, int, int]], rows: int) -> ArrayBatch:
     config = self._config
     batch = {key: np.zeros([rows, config.window], np.int32) for key in (*BATCH_KEYS, 'loss_mask')}
     for row, (file, start, first) in enumerate(examples):

@@ -13,7 +13,7 @@ from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import noise
 from lingvo_moe.tasks.mt.mt_config import DataConfig
 from lingvo_moe.tasks.mt.subword_sampling import SubwordSampler, uniform
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 
 Rows = Sequence[Sequence[int]]  # ids of each example
 
@@ -23,7 +23,7 @@ class Augmentation:
 
   settings: tuple = ()  # fields that say what is done; () where nothing is
 
-  def __init__(self, config: DataConfig, vocabs: tuple[Vocab, Vocab]) -> None:
+  def __init__(self, config: DataConfig, vocabs: tuple[TaggedVocab, TaggedVocab]) -> None:
     shares = config.noise, config.source_sampling, config.target_sampling
     if not any(shares):
       return

@@ -46,7 +46,7 @@ def default_boundaries(max_length: int) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batcher:
+class BatchPlanner:
   """Planner of batches with at most `batch_tokens` positions a side."""
 
   batch_tokens: int  # largest B * T of a batch (unless row_multiple rows are already more)

@@ -11,11 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.storage import files
 from lingvo_moe.tasks import batches
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
-from lingvo_moe.tasks.token_cache import Entry, TokenCache, folders_of, open_entries
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
+from lingvo_moe.tasks.token_cache import CacheEntry, TokenCache, folders_of, open_entries
 
 # In place of vocabularies: ids are the two halves of a hash of a sentence's text.key; or the source pieces, from 1, of
 # target pieces, 0 for none.
@@ -25,7 +26,7 @@ _POINTS = types.SimpleNamespace(size=1 << 31, fingerprint='alignments, 1')
 
 
 def open_pairs(
-  pairs: Sequence[parallel.Pair], vocabs: tuple[Vocab, Vocab], cache_dir: str, *, quiet: bool = False
+  pairs: Sequence[parallel.Pair], vocabs: tuple[TaggedVocab, TaggedVocab], cache_dir: str, *, quiet: bool = False
 ) -> list[tuple[TokenCache, TokenCache]]:
   """Opens the (source, target) caches of every pair; missing ones are built, with a progress bar.
 
@@ -40,7 +41,7 @@ def open_pairs(
   return sides
 
 
-def _key_entries(pairs: Sequence[parallel.Pair]) -> list[Entry]:
+def _key_entries(pairs: Sequence[parallel.Pair]) -> list[CacheEntry]:
   """Entries of hashes of the keys of sources, then of targets; see open_keys."""
   return _entries(pairs, [_KEYS] * 2, [functools.partial(_by_line, _hashed)] * 2, '.keys')
 
@@ -65,11 +66,11 @@ def open_alignments(pairs: Sequence[parallel.Pair], folder: str, cache_dir: str,
     name = f'{pair.name}.{pair.split}.align'
     if not files.isfile(path := os.path.join(folder, name)):
       raise UserError(f'guided_by is a folder with alignments of each corpus; {path} is missing: add it')
-    entries.append(Entry(name, [path], _POINTS, _points))
+    entries.append(CacheEntry(name, [path], _POINTS, _points))
   return open_entries(entries, cache_dir, quiet=quiet)
 
 
-def _by_line(convert: Callable, parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+def _by_line(convert: Callable, parts: Iterator[text.FilePart], progress: Advance) -> Iterator:
   """Yields convert(lines), (ids, lengths), of some thousands at a time, and an empty pair at the end of each part."""
   for part in parts:
     for batch in part.batches(progress):
@@ -77,7 +78,7 @@ def _by_line(convert: Callable, parts: Iterator[text.Part], progress: text.Progr
     yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
-def _points(parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+def _points(parts: Iterator[text.FilePart], progress: Advance) -> Iterator:
   """Yields (source pieces, their numbers) of lines of alignments, as _by_line does."""
   for part in parts:
     done = 0
@@ -104,10 +105,10 @@ def _sources(line: str) -> list[int] | None:
   return [source_of.get(target, 0) for target in range(max(source_of, default=-1) + 1)]
 
 
-def _entries(pairs, vocabs, tokenise, suffix: str = '') -> list[Entry]:
+def _entries(pairs, vocabs, tokenise, suffix: str = '') -> list[CacheEntry]:
   """Entries of the sources, then of the targets; `vocabs` and `tokenise` are of both sides."""
   return [
-    Entry(f'{pair.name}.{pair.split}.{language}{suffix}', files, vocabs[side], tokenise[side])
+    CacheEntry(f'{pair.name}.{pair.split}.{language}{suffix}', files, vocabs[side], tokenise[side])
     for side in (0, 1)
     for pair in pairs
     for language, files in [pair.sides[side]]
@@ -121,7 +122,7 @@ def _hashed(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
   return np.frombuffer(hashes, np.int32), np.full(len(lines), 2)
 
 
-def _tokenised(vocab: Vocab, parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+def _tokenised(vocab: TaggedVocab, parts: Iterator[text.FilePart], progress: Advance) -> Iterator:
   """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each part.
 
   All parts share one tf.data pipeline, because building a pipeline takes longer than tokenising a small file.

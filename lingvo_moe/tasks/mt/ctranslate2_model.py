@@ -18,7 +18,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, UNK, Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, UNK, TaggedVocab
 
 _POSITIONS = 2048  # in the table, at least: CTranslate2 refuses a search that goes on beyond it
 
@@ -50,7 +50,7 @@ def require(config: MtConfig) -> None:
 def save(
   folder: str,
   config: MtConfig,
-  vocabs: tuple[Vocab, Vocab],
+  vocabs: tuple[TaggedVocab, TaggedVocab],
   weights: Mapping[str, np.ndarray],
   quantization: str | None = None,
 ) -> None:
@@ -75,7 +75,7 @@ def save(
       f.write(vocab.model_bytes)
 
 
-def _spec(config: MtConfig, vocabs: tuple[Vocab, Vocab], theta: Mapping[str, Any]) -> Any:
+def _spec(config: MtConfig, vocabs: tuple[TaggedVocab, TaggedVocab], theta: Mapping[str, Any]) -> Any:
   """ctranslate2.specs.TransformerSpec with these weights."""
   from ctranslate2.specs import transformer_spec
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import text
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.mt_input import TextInput
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import language_tags, minimum_bayes_risk
 from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.continuations import Request, by_row
@@ -41,7 +42,12 @@ class SentenceTranslator(task.Translator):
   able = tuple(field.name for field in dataclasses.fields(TranslationRequest))
 
   def __init__(
-    self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: task.Runner, n_best: int = 1, batch_tokens: int = 0
+    self,
+    config: MtConfig,
+    vocabs: tuple[TaggedVocab, TaggedVocab],
+    runner: task.Runner,
+    n_best: int = 1,
+    batch_tokens: int = 0,
   ) -> None:
     self.n_best = n_best
     self._runner = runner
@@ -78,7 +84,7 @@ class SentenceTranslator(task.Translator):
     self,
     sources: Sequence[str],
     target: language_tags.Languages = None,
-    progress: task.Progress = lambda count: None,
+    progress: Advance = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[task.Hypothesis]], object] = lambda sentence, hypotheses: None,
     request: TranslationRequest = NOTHING,
@@ -126,7 +132,7 @@ class SentenceTranslator(task.Translator):
     sources: Sequence[str],
     targets: Sequence[str],
     target: language_tags.Languages = None,
-    progress: task.Progress = lambda count: None,
+    progress: Advance = lambda count: None,
   ) -> task.Scored:
     batches = TextInput(self._config, self._vocabs, sources, target, targets)
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)

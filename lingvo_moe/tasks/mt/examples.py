@@ -18,7 +18,7 @@ from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.mixture import Corpus
 from lingvo_moe.tasks.mt.mt_config import DataConfig
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.token_cache import TokenCache, groups
 from lingvo_moe.text import language_tags
 
@@ -70,7 +70,7 @@ class Stats:
     )
 
 
-def symbols_around(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab) -> list[SymbolsAround]:
+def symbols_around(config: DataConfig, pairs: list[parallel.Pair], source_vocab: TaggedVocab) -> list[SymbolsAround]:
   """Symbols around the (sources, targets) of each pair.
 
   Sources are tagged if the training corpus has several target languages, for all splits alike.
@@ -99,7 +99,9 @@ class SymbolsAround(NamedTuple):
 class Examples:
   """Examples of one split, at least one; an example is (number of its pair, line)."""
 
-  def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
+  def __init__(
+    self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[TaggedVocab, TaggedVocab], quiet: bool = False
+  ):
     source_vocab, target_vocab = vocabs
     # Pairs are sorted by name; one of several corpora is there for each.
     self.pairs = dev_lines.trained_pairs(config) if split == 'train' else dev_lines.find_pairs(config, split)
@@ -209,7 +211,7 @@ class Examples:
 
   def batch(
     self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray, rows: Sequence[Sequence[np.ndarray]] | None = None
-  ) -> batches.Batch:
+  ) -> batches.ArrayBatch:
     """Arrays of a planned batch; `pair` and `line` are those of the examples that plan.example indexes.
 
     `rows` are their sources and targets where these are other ids than `rows` gives.

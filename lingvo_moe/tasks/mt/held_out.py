@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from lingvo_moe.core.errors import UserError, plural
-from lingvo_moe.core.progress import Progress
+from lingvo_moe.core.progress import Advance, Progress
 from lingvo_moe.corpora import text
 from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks import metrics, task
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # exports are evaluated without TensorFlow
   from lingvo_moe.addons.engine.exported_model import ExportedModel
   from lingvo_moe.tasks.mt.decoding import SentenceTranslator
   from lingvo_moe.tasks.mt.mt_config import MtConfig
-  from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+  from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 
 _SAMPLES = 3  # translations printed with the scores
 _SAMPLE_LENGTH = 200  # characters of one
@@ -46,7 +46,7 @@ class HeldOut:
   targets: list[str]
 
 
-def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) -> list[HeldOut]:
+def read(config: MtConfig, split: str, max_sentences: int, source_vocab: TaggedVocab) -> list[HeldOut]:
   """Every pair that has the split, or its first lines.
 
   Args:
@@ -84,7 +84,7 @@ def other_targets(sets: Iterable[HeldOut], pairs: Sequence[tuple[str, str]]) -> 
   )
 
 
-class Computed(NamedTuple):
+class PairResults(NamedTuple):
   """Results of a job for every pair, by name."""
 
   results: dict[str, list[Any]]  # sequences with a value for each line
@@ -105,10 +105,10 @@ class _PairsJob(task.HeldOutJob):
     self.settings = {**{name: getattr(config, name) for name in self._fields}, 'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Computed:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> PairResults:
     """See HeldOutJob.run; `unfinished` has the translations so far, by pair and line: 'de-en:17'."""
     unfinished = {} if unfinished is None else unfinished
-    computed = Computed({}, {})
+    computed = PairResults({}, {})
     name = self._sets[0].name if len(self._sets) == 1 else f'{len(self._sets)} pairs'
     total = sum(len(s.sources) for s in self._sets)
     with Progress(total, 'sentence', initial=len(unfinished), label=f'{label}, {name}', quiet=quiet) as bar:
@@ -127,7 +127,7 @@ class _PairsJob(task.HeldOutJob):
     self,
     sets: Sequence[HeldOut],
     tag: language_tags.Languages,
-    progress: task.Progress,
+    progress: Advance,
     unfinished: MutableMapping[str, str],
   ) -> tuple[list[Any], list[int]]:
     """Sequences of values for the lines of all sets, and numbers of lines of which a part was used."""
@@ -186,7 +186,7 @@ class TranslateJob(_PairsJob):
     alignments = self._translator.align(sources, texts, tag)
     return [texts, ['\t'.join(alignment.columns) for alignment in alignments]], answers.truncated
 
-  def finish(self, computed: Computed) -> task.Outcome:
+  def finish(self, computed: PairResults) -> task.Outcome:
     texts, truncated = {name: texts for name, [texts, *_] in computed.results.items()}, computed.truncated
     self._warn_of_cuts(truncated)
     if self._cut:
@@ -244,7 +244,7 @@ class ScoreJob(_PairsJob):
     scored = self._translator.score(_lines(sets, 'sources'), _lines(sets, 'targets'), tag, progress)
     return [scored.log_probs, scored.target_tokens], scored.truncated
 
-  def finish(self, computed: Computed) -> task.Outcome:
+  def finish(self, computed: PairResults) -> task.Outcome:
     self._warn_of_cuts(computed.truncated)
     pairs = {}
     for s in self._sets:
@@ -265,7 +265,7 @@ class ScoreJob(_PairsJob):
 
 def job(
   config: MtConfig,
-  source_vocab: Vocab,
+  source_vocab: TaggedVocab,
   translator: SentenceTranslator,
   pairs: Sequence[tuple[str, str]],
   options: task.HeldOutOptions,

@@ -15,7 +15,7 @@ from lingvo_moe.tasks.model_config import BatchConfig, SamplingConfig
 from lingvo_moe.tasks.mt import batching, mixture
 from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
-from lingvo_moe.tasks.sentencepiece_vocab import EOS, SPECIAL, Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import EOS, SPECIAL, TaggedVocab
 from lingvo_moe.text import language_tags
 from lingvo_moe.text.request import SEARCHES
 
@@ -173,11 +173,11 @@ class DataConfig(BatchConfig):
       fields.refuse(self, 'guided_by', 'left out with source_sampling, target_sampling or noise', way_out)
     self._check_rows_fit(self.max_length, 'max_length')
 
-  def batcher(self, *, training: bool = True) -> batching.Batcher:
+  def batcher(self, *, training: bool = True) -> batching.BatchPlanner:
     """Batcher of windows; evaluation never packs."""
     tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
     boundaries = self.boundaries or batching.default_boundaries(self.max_length)
-    return batching.Batcher(tokens, boundaries, self.num_groups, self.packing and training)
+    return batching.BatchPlanner(tokens, boundaries, self.num_groups, self.packing and training)
 
   @property
   def window_size(self) -> int:
@@ -211,7 +211,7 @@ class DataConfig(BatchConfig):
     """Id of the symbol with which the decoder begins."""
     return SPECIAL[self.begin]
 
-  def tags_around(self, vocab: Vocab, languages: language_tags.Languages) -> Sides:
+  def tags_around(self, vocab: TaggedVocab, languages: language_tags.Languages) -> Sides:
     """Symbols around (sources, targets), given the vocabulary with tags; UserError where it lacks one."""
     return language_tags.around(self.tag_sides, vocab.tag_id, EOS, languages)
 

@@ -9,10 +9,10 @@ from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.engine_graphs import Tensors
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.sentencepiece_vocab import PAD
-from lingvo_moe.tasks.task import Graph
+from lingvo_moe.tasks.task import EngineGraph
 
 
-def make(config: MtConfig) -> dict[str, Graph]:
+def make(config: MtConfig) -> dict[str, EngineGraph]:
   """The graphs by name, 'encoder' and 'decoder', for weights of config.program()."""
   model = config.program().model
 
@@ -26,6 +26,6 @@ def make(config: MtConfig) -> dict[str, Graph]:
 
   rows = tf.TensorSpec([None, None], tf.int32)
   return {
-    'encoder': Graph(encode, {'ids': rows}),
+    'encoder': EngineGraph(encode, {'ids': rows}),
     'decoder': engine_graphs.decoder(model, config.beam_size, 'segments', rows),
   }

@@ -25,13 +25,13 @@ from lingvo_moe.corpora import temperature_sampling, text
 from lingvo_moe.corpora.temperature_sampling import shuffled
 from lingvo_moe.storage import files, json_files
 from lingvo_moe.tasks import batches, task
-from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.batches import ArrayBatch
 from lingvo_moe.tasks.mt import mixture
 from lingvo_moe.tasks.mt.augmentation import Augmentation, Rows
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.mt.mt_config import DataConfig
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.text.language_tags import Languages
 
@@ -53,7 +53,7 @@ class TrainInput(task.TrainInput):
 
   keys = batches.BATCH_KEYS
 
-  def __init__(self, config: DataConfig, vocabs: tuple[Vocab, Vocab], cache_dir: str, feed: Feed):
+  def __init__(self, config: DataConfig, vocabs: tuple[TaggedVocab, TaggedVocab], cache_dir: str, feed: Feed):
     super().__init__(config, feed)
     self._examples = Examples(config, 'train', cache_dir, vocabs, feed.quiet)
     self.stats = self._examples.stats
@@ -70,7 +70,7 @@ class TrainInput(task.TrainInput):
     labels = zip(pairs, self._examples.corpora, strict=True)
     names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]  # 'de-en/bt'
     self._stages = mixture.stages(config.mixture)
-    self._sampler = temperature_sampling.Sampler(
+    self._sampler = temperature_sampling.ExampleSampler(
       names, sizes, stages=drawn, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
     )
     self.shares = dict(zip(names, map(float, stages[0]), strict=True))  # as training begins
@@ -106,7 +106,7 @@ class TrainInput(task.TrainInput):
       first = self._window(0)
     return sum(self._examples.sizes) * len(first.plans) / max(len(first.pair), 1)
 
-  def batch(self, step: int) -> Batch:
+  def batch(self, step: int) -> ArrayBatch:
     window, number = self._locate(step)
     plan = window.plans[number].rows_of(self._feed)
     return self._examples.batch(plan, window.pair, window.line, window.rows)
@@ -156,7 +156,12 @@ class HeldOutInput(task.DevInput):
   """
 
   def __init__(
-    self, config: DataConfig, vocabs: tuple[Vocab, Vocab], cache_dir: str, feed: Feed, max_sentences: int = 0
+    self,
+    config: DataConfig,
+    vocabs: tuple[TaggedVocab, TaggedVocab],
+    cache_dir: str,
+    feed: Feed,
+    max_sentences: int = 0,
   ):
     self._examples = Examples(config, 'dev', cache_dir, vocabs, feed.quiet)
     self._feed = feed
@@ -178,7 +183,7 @@ class HeldOutInput(task.DevInput):
         digest.update(repr(array.shape).encode() + array.tobytes())
     return digest.hexdigest()[:16]
 
-  def __iter__(self) -> Iterator[Batch]:
+  def __iter__(self) -> Iterator[ArrayBatch]:
     for plan in self._plans:
       own_rows = plan.rows_of(self._feed)
       pairs_BP = np.zeros((own_rows.rows, len(self.subsets)), np.int32)
@@ -206,7 +211,7 @@ class TextInput:
   def __init__(
     self,
     config: DataConfig,
-    vocabs: tuple[Vocab, Vocab],
+    vocabs: tuple[TaggedVocab, TaggedVocab],
     sources: Sequence[str],
     languages: Languages = None,
     targets: Sequence[str] | None = None,
@@ -231,7 +236,7 @@ class TextInput:
     self._groups = config.num_groups
     self._begin, self._first = config.begin_id, np.array(around[1].before, np.int32)
 
-  def __iter__(self) -> Iterator[tuple[np.ndarray, Batch]]:
+  def __iter__(self) -> Iterator[tuple[np.ndarray, ArrayBatch]]:
     for plan in self._plans:
       rows = -(-len(plan.example) // self._groups) * self._groups
       index_B = np.full(rows, -1, np.int64)  # as evaluation never packs, the examples are the first rows

@@ -19,7 +19,7 @@ from lingvo_moe.tasks.mt import decoding, dev_lines, mt_graphs, random_batch, ru
 from lingvo_moe.tasks.mt.ensemble import EnsembleConfig
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import language_tags
 from lingvo_moe.text.request import SEARCH
 from lingvo_moe.text.sentences import TrainingLines
@@ -45,7 +45,7 @@ class TranslationTask(task.Task):
     return TrainingLines(self.config.several_sentences, self.config.long_line)
 
   @functools.cached_property
-  def vocabs(self) -> tuple[Vocab, Vocab]:
+  def vocabs(self) -> tuple[TaggedVocab, TaggedVocab]:
     """(source, target)."""
     return run_vocabs.load(self.config)
 
@@ -53,7 +53,7 @@ class TranslationTask(task.Task):
     super().check_corpus()
     self.config.weights_of([pair.name for pair in dev_lines.trained_pairs(self.config)])
     for path in filter(None, (self.config.source_vocab, self.config.target_vocab)):
-      Vocab(path)
+      TaggedVocab(path)
 
   def corpus_files(self) -> dict[str, list[str]]:
     pairs = [*dev_lines.trained_pairs(self.config), *dev_lines.find_pairs(self.config, 'dev')]

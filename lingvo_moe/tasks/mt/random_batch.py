@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from lingvo_moe.tasks.batches import Batch, padded
+from lingvo_moe.tasks.batches import ArrayBatch, padded
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.sentencepiece_vocab import EOS
 
 _FIRST_ID = 10  # none of the special symbols
 
 
-def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
+def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> ArrayBatch:
   """Batch of random ids: rows of max_length tokens with one sentence each, as many as batch_tokens allows.
 
   Rows are full, or without `full` sentences of 1 to max_length tokens, followed by padding.

@@ -13,7 +13,7 @@ from lingvo_moe.storage import files, json_files
 from lingvo_moe.storage.files import lock
 from lingvo_moe.tasks.mt import dev_lines, vocab_training
 from lingvo_moe.tasks.mt.mt_config import DataConfig, MtConfig
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab, check_size, own_copy
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab, check_size, own_copy
 from lingvo_moe.text import language_tags
 from lingvo_moe.text.sentences import TrainingLines
 
@@ -42,7 +42,7 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   given = _given(config)
   if resumed:  # one that was not made for the run was given to it
     given = {side: path or ('' if _settings(folder, side) else _own(folder, side)) for side, path in given.items()}
-  vocabs = {side: Vocab(path or _ensure(config, side, folder)) for side, path in given.items()}
+  vocabs = {side: TaggedVocab(path or _ensure(config, side, folder)) for side, path in given.items()}
   if config.tag_target and not resumed:  # refuses a language without a tag before anything is written
     for pair in dev_lines.trained_pairs(config):
       languages = language_tags.of_pair(True, config.tag_sides, pair.source, pair.target)
@@ -59,7 +59,7 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
         print(f'{name}={value}, as {vocab.path} has; the configuration has {asked}', file=sys.stderr)
       elif asked not in (None, value):
         print(f'{name}={asked} is more than the corpus gives; this run has {value}', file=sys.stderr)
-    copies.append(own_copy(vocab.path, _own(folder, side), resumed, Vocab, _field(side)))
+    copies.append(own_copy(vocab.path, _own(folder, side), resumed, TaggedVocab, _field(side)))
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
 
 
@@ -71,7 +71,7 @@ def _training_lines(config: DataConfig) -> TrainingLines:
   return TrainingLines.of(lines)
 
 
-def load(config: DataConfig) -> tuple[Vocab, Vocab]:
+def load(config: DataConfig) -> tuple[TaggedVocab, TaggedVocab]:
   """The source and target vocabularies, which must have as many pieces as the model has embeddings.
 
   Symbols such as `<2de>` are text in a model without tags, as another implementation of an imported one has them.
@@ -80,8 +80,8 @@ def load(config: DataConfig) -> tuple[Vocab, Vocab]:
     if not getattr(config, name):
       raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with lingvo-moe vocab')
   begins = '2' * (config.tag_target is not False) + '@' * any(corpus.tag for corpus in config.mixture)
-  source = Vocab(config.source_vocab, begins)
-  target = source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab, begins)
+  source = TaggedVocab(config.source_vocab, begins)
+  target = source if config.target_vocab == config.source_vocab else TaggedVocab(config.target_vocab, begins)
   target_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
   check_size(source, 'source_vocab_size', config.source_vocab_size, config.source_vocab)
   check_size(target, 'target_vocab_size', target_size, config.target_vocab)
@@ -133,7 +133,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str) -> str:
   with lock(vocab_dir):
     made = _settings(vocab_dir, side)
     if made is not None and _is_whole(output + '.model', made):
-      made = {**made, 'normalization': Vocab(output + '.model').normalization}
+      made = {**made, 'normalization': TaggedVocab(output + '.model').normalization}
       for name, value in {**settings, 'normalization': config.normalization(side) or made['normalization']}.items():
         if made.get(name) not in (None, value):  # an earlier version kept fewer settings, or left one open
           raise UserError(

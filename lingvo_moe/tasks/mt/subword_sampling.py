@@ -14,7 +14,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import temperature_sampling
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 
 _UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
 _NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
@@ -28,7 +28,7 @@ def uniform(*key) -> np.ndarray:
 class SubwordSampler:
   """Sampler of `nbest` segmentations; `alpha` is the exponent of their probabilities, and 0 makes all alike."""
 
-  def __init__(self, vocab: Vocab, nbest: int, alpha: float) -> None:
+  def __init__(self, vocab: TaggedVocab, nbest: int, alpha: float) -> None:
     self._nbest, self._alpha = nbest, alpha
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocab.model_bytes)
     self._vocab, self._is_unigram = vocab, proto.trainer_spec.model_type == _UNIGRAM

@@ -12,7 +12,7 @@ from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, PAD, Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, PAD, TaggedVocab
 
 # Text that input.TextInput leaves out, in the syntax of RE2.
 _UNSEEN = rf'^(\x{{feff}}|[\s\pZ\x0b\x1c-\x1f\x{{85}}{text.INVISIBLE}]*$)'
@@ -30,7 +30,7 @@ class TextSearch:
 
   name = 'translate'
 
-  def __init__(self, config: MtConfig, vocabs: tuple[Vocab, Vocab]) -> None:
+  def __init__(self, config: MtConfig, vocabs: tuple[TaggedVocab, TaggedVocab]) -> None:
     if config.search != 'beam':
       raise UserError(f'a SavedModel translates by beam search; saw search={config.search}: leave it out')
     self._config = config.for_inference()

@@ -15,7 +15,7 @@ from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel, temperature_sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab, corpus_tag, tag
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab, corpus_tag, tag
 
 NORMALIZATION = {'source': 'nmt_nfkc', 'target': 'identity', 'shared': 'identity'}  # nobody reads sources back
 _TRIED_LINES = 10_000  # of targets, to see whether a vocabulary can write them
@@ -80,12 +80,14 @@ def train_vocab(
       symbols=[*map(tag, tagged), *map(corpus_tag, corpus_tags)],
       exact_size=exact_size,
     )
-  if side != 'source' and (warning := unwritten(Vocab(path), pairs)):
+  if side != 'source' and (warning := unwritten(TaggedVocab(path), pairs)):
     print(warning, file=sys.stderr)
   return path
 
 
-def extend_vocab(base: Vocab, output: str, languages: Sequence[str], more: Vocab | None, overwrite: bool) -> str:
+def extend_vocab(
+  base: TaggedVocab, output: str, languages: Sequence[str], more: TaggedVocab | None, overwrite: bool
+) -> str:
   """Writes a vocabulary with all pieces of another under their ids, then tags of languages, then further pieces.
 
   These are less likely than all others, so that other text keeps most of its ids; `more` has them.
@@ -124,7 +126,7 @@ def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
   bar.set_description('training (SentencePiece, no news until done)')
 
 
-def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
+def unwritten(vocab: TaggedVocab, pairs: Sequence[Pair]) -> str:
   """Target text that a vocabulary cannot write, and the ceiling that it puts on BLEU and chrF; '' for none.
 
   Says how many of the first target lines are not written as they are, with the way out. Runs of spaces (U+0020) count
@@ -150,7 +152,7 @@ def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
   )
 
 
-def _example(vocab: Vocab, lines: Sequence[str]) -> str:
+def _example(vocab: TaggedVocab, lines: Sequence[str]) -> str:
   """The most frequent character that becomes another; '' where only sequences of characters do."""
   counts = collections.Counter(''.join(lines))
   becomes = dict(zip(counts, vocab.written([f'x{c}x' for c in counts]), strict=True))

@@ -15,7 +15,7 @@ from lingvo_moe.corpora import documents
 from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks import inference, metrics, task
-from lingvo_moe.tasks.inference import Decoded
+from lingvo_moe.tasks.inference import DecodedIds
 from lingvo_moe.tasks.plain_text import plain_text_vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.plain_text_config import PlainTextConfig
 from lingvo_moe.tasks.task import Task
@@ -67,7 +67,7 @@ class PlainTextTask(Task):
     return {} if same else dict.fromkeys(('target_embedding', 'output_embedding'), ([], []))
 
 
-class Computed(NamedTuple):
+class FileSums(NamedTuple):
   """Sums over the tokens of each file, and samples as they are written."""
 
   nats: np.ndarray
@@ -99,7 +99,7 @@ class PerplexityJob(task.HeldOutJob):
     self.settings = {name: getattr(self._config, name) for name in names}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Computed:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> FileSums:
     """Evaluates and samples with the weights that the runtime holds."""
     nats, tokens = np.zeros([2, len(self._input.subsets)])
     with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
@@ -108,9 +108,9 @@ class PerplexityJob(task.HeldOutJob):
         nats += of_batch['xent_by_file']
         tokens += of_batch['target_tokens_by_file']
         progress.update()
-    return Computed(nats, tokens, self._make_samples())
+    return FileSums(nats, tokens, self._make_samples())
 
-  def finish(self, computed: Computed) -> task.Outcome:
+  def finish(self, computed: FileSums) -> task.Outcome:
     names = self._input.subsets
     files = {name: self._numbers(i, computed.nats[i], computed.tokens[i]) for i, name in enumerate(names)}
     total = self._numbers(None, computed.nats.sum(), computed.tokens.sum())
@@ -163,7 +163,7 @@ class TextGenerator(translator.Generator):
     """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""
     raise NotImplementedError
 
-  def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[Decoded]]:
+  def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[DecodedIds]]:
     """Hypotheses of each text, given as ids."""
     rows = -(-ROWS // self._groups) * self._groups if len(texts) > 1 else self._groups
     for start in range(0, len(texts), rows):

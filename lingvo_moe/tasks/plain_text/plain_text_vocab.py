@@ -29,7 +29,7 @@ _MOST_LINES = 1_000_000  # of those that train pieces
 _MOST_LINE_BYTES = 16 << 20  # a line may be a whole document
 
 
-class TextVocab(token_cache.Vocab, Protocol):
+class TextVocab(token_cache.Tokeniser, Protocol):
   """Text to ids and back; line breaks are symbols too."""
 
   def encode(self, text: str) -> np.ndarray:

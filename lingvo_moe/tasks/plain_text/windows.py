@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text as text_lib
 from lingvo_moe.corpora.temperature_sampling import fold, permute
 from lingvo_moe.storage import files
 from lingvo_moe.tasks import task, token_cache
-from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.batches import ArrayBatch
 from lingvo_moe.tasks.plain_text.plain_text_config import PlainTextConfig
 from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
@@ -23,7 +24,7 @@ def open_text(
   """Tokens of each file of a split, by documents of a kind of documents.DOCUMENTS; UserError where there is no text."""
   files_of_split = documents.find_files(data_dir, split)
 
-  def tokenise(parts: Iterator[text_lib.Part], progress: text_lib.Progress) -> Iterator:
+  def tokenise(parts: Iterator[text_lib.FilePart], progress: Advance) -> Iterator:
     for part in parts:
       encoded = map(vocab.encode, documents.documents(part.path, kind))
       for ids in itertools.islice((ids for ids in encoded if len(ids)), part.first, part.last):
@@ -31,7 +32,9 @@ def open_text(
       progress(files.size(part.path))
       yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
-  entry = lambda path: token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path], vocab, tokenise, by_line=False)
+  entry = lambda path: token_cache.CacheEntry(
+    f'{documents.name_of(path)}.{kind}', [path], vocab, tokenise, by_line=False
+  )
   texts = token_cache.open_entries(list(map(entry, files_of_split)), cache_dir, quiet=quiet)
   for path, text in zip(files_of_split, texts, strict=True):
     if not text.total:
@@ -83,14 +86,14 @@ class HeldOutInput(task.DevInput):
     self._texts = open_text(config.data_dir, split, kind, vocab, cache_dir, feed.quiet)
     self.subsets = list(map(documents.name_of, self._paths))
 
-  def arrays(self, examples: Sequence[tuple], rows: int) -> Batch:
+  def arrays(self, examples: Sequence[tuple], rows: int) -> ArrayBatch:
     """Arrays of a batch with some windows in its first rows."""
     raise NotImplementedError
 
   def __len__(self) -> int:
     return -(-len(self.examples) // self._rows)
 
-  def __iter__(self) -> Iterator[Batch]:
+  def __iter__(self) -> Iterator[ArrayBatch]:
     rows_of_process = self._rows // self._feed.process_count
     for number in range(len(self)):
       start = number * self._rows + self._feed.process_index * rows_of_process

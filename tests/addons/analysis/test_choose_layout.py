@@ -167,7 +167,7 @@ def test_chunks_are_tried_where_all_to_alls_are_asynchronous(monkeypatch):
     del mesh
     # The more chunks, the more the AllToAlls take: 6 s in one, 7 s in two, 12 s in four. Experts take 10 s.
     seconds = {1: 6.0, 2: 7.0, 4: 12.0}[config.capacity_chunks]
-    phases = {'forward': {'experts': cost.Part(compute_seconds=10.0)}}
+    phases = {'forward': {'experts': cost.PartCost(compute_seconds=10.0)}}
     return FakeReport([exchange(8, seconds, asynchronous)], {'all-to-all': 2}, 20.0 + seconds, phases)
 
   compiled = fake(of_chunks, monkeypatch)
@@ -184,7 +184,7 @@ def test_chunks_are_searched_together_with_the_layout(monkeypatch):
   def of(mesh, config):
     # EP is the cheapest whole; chunks hide more of the two-level AllToAll; those of EP+DP cannot pay.
     seconds, rest = {'expert:4': (2.0, 10.0), 'node:2,expert:2': (8.0, 6.0), 'data:2,expert:2': (1.0, 15.0)}[mesh]
-    phases = {'forward': {'experts': cost.Part(compute_seconds=20.0)}}
+    phases = {'forward': {'experts': cost.PartCost(compute_seconds=20.0)}}
     return FakeReport([exchange(8, seconds, True)], {'all-to-all': 2}, rest + seconds, phases)
 
   compiled = fake(of, monkeypatch)

@@ -364,7 +364,7 @@ def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files
   decoder.decode(options)
   assert 'going on after 9 lines' in capsys.readouterr().err
   assert next(reads) == 10 + (24 - 9) + 1 and results() == expected
-  monkeypatch.setattr(exported_translator.Translator, 'translate', lambda *args: 1 / 0)
+  monkeypatch.setattr(exported_translator.ExportedTranslator, 'translate', lambda *args: 1 / 0)
   decoder.decode(options)
   said = capsys.readouterr()
   assert 'was made with the same settings' in said.err and 'mean BLEU' in said.out
@@ -397,7 +397,7 @@ def test_results_of_other_settings_are_replaced_whole_with_overwrite_alone(optio
   ],
 )
 def test_the_decoder_refuses_before_it_translates(options, monkeypatch, given, runtime_options, message):
-  monkeypatch.setattr(exported_translator.Translator, 'translate', lambda *a: 1 / 0)
+  monkeypatch.setattr(exported_translator.ExportedTranslator, 'translate', lambda *a: 1 / 0)
   with pytest.raises(UserError, match=message):
     decoder.decode(dataclasses.replace(options, **given), RuntimeOptions(**runtime_options))
 

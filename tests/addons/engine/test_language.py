@@ -166,7 +166,7 @@ def test_draws_are_those_of_tensorflow():
       barred_BV = tf.constant(np.where(np.arange(20) < 2, -np.inf, logits_BV), tf.float32)
       theirs = reference.Sampler(*values)(barred_BV[np.newaxis], tf.constant(keys_B[np.newaxis]))
       by_row = reference.Sampler(*(tf.constant([value]) for value in values))
-      ours = numpy_sampling.Sampler(*(np.full(6, value) for value in values))(
+      ours = numpy_sampling.NumpySampler(*(np.full(6, value) for value in values))(
         logits_BV[:, np.newaxis], keys_B[:, np.newaxis]
       )
       np.testing.assert_array_equal(ours[:, 0], theirs[0])

@@ -36,7 +36,7 @@ def drawn(monkeypatch):
   def draw(temperatures, watch=None):
     decoder = types.SimpleNamespace(rows=2)
     decoder.output = lambda name: np.zeros([decoder.rows, 1], np.float32)
-    sampler = numpy_sampling.Sampler(np.array(temperatures, np.float32), np.zeros(2, int), np.ones(2, np.float32))
+    sampler = numpy_sampling.NumpySampler(np.array(temperatures, np.float32), np.zeros(2, int), np.ones(2, np.float32))
     keys, limits = np.array([[3], [4]], np.uint32), np.array([[SHORT], [LONG]])
     ids_BWT, lengths_BW, _ = numpy_sampling.sample(decoder, {}, sampler, keys, limits, np.zeros(2, int), watch=watch)
     return [ids_T[: length[0]].tolist() for (ids_T,), length in zip(ids_BWT, lengths_BW)]

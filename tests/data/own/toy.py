@@ -99,7 +99,7 @@ class Bytes:
   lines_seen: int = field(0, 'Lines of train.txt.')
 
   def program(self):
-    return Program(Bigram(), Adam(), schedule.Constant(0.1))
+    return Program(Bigram(), Adam(), schedule.ConstantRate(0.1))
 
 
 class BytesTask(task_lib.Task):

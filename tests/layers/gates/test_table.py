@@ -162,7 +162,7 @@ def test_a_gate_of_ones_own_says_whether_it_can_be_pruned(nearest, monkeypatch):
   smaller = config.with_share_of_experts(0.75)
   weights = {name: np.zeros(spec.shape) for name, spec in config.program().weight_specs.items()}
   layers = {name.rpartition('/moe/')[0] for name in weights if '/moe/' in name}
-  kept = dict.fromkeys(layers, pruning.Kept([0, 2, 3], 1.0))
+  kept = dict.fromkeys(layers, pruning.KeptExperts([0, 2, 3], 1.0))
   pruned = pruning.without_others(weights, config.program().weight_specs, kept)
   assert {n: w.shape for n, w in pruned.items()} == {n: s.shape for n, s in smaller.program().weight_specs.items()}
   with pytest.raises(UserError, match="gate='nearest' chooses among 3 experts or more; saw 2"):

@@ -20,7 +20,7 @@ from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.mt_input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Feed, task_of
 
 CONFIG = MtConfig(
@@ -68,7 +68,7 @@ def guided(tmp_path_factory):
   pairs = parallel.find_pairs(str(root / 'data'))
   vocab = train_vocab(pairs, str(root / 'v'), 276, tags=True)
   for pair in pairs:
-    sides = [Vocab(vocab).encode(list(text.lines(files))) for _, files in pair.sides]
+    sides = [TaggedVocab(vocab).encode(list(text.lines(files))) for _, files in pair.sides]
     with open(root / f'{pair.name}.train.align', 'w') as f:
       for source, target in zip(*sides, strict=True):
         points = [f'{len(source) - 1 - j}-{j}' for j in range(min(len(source), len(target)))]
@@ -78,7 +78,7 @@ def guided(tmp_path_factory):
     source_vocab_size=276, batch_tokens=160, max_length=40, guided_by=str(root), guided_weight=1.0, num_experts=0,
     learning_rate=0.3, optimizer='adafactor', warmup_steps=10, decoder_layers=2,
   )  # fmt: skip
-  return config, (Vocab(vocab),) * 2, str(root / 'cache')
+  return config, (TaggedVocab(vocab),) * 2, str(root / 'cache')
 
 
 @pytest.mark.parametrize('packing', [False, True])
@@ -126,7 +126,7 @@ def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
 
 def test_alignments_of_what_is_left_out_are_not_read(guided, tmp_path):
   config, *_ = guided
-  vocabs = (Vocab(config.source_vocab),) * 2
+  vocabs = (TaggedVocab(config.source_vocab),) * 2
   shutil.copytree(config.guided_by, tmp_path, dirs_exist_ok=True)
   long = {language: ' '.join('abcdefgh' * 9) for language in ('de', 'en')}
   for language, line in long.items():
@@ -148,7 +148,7 @@ def test_alignments_that_do_not_fit_are_refused(guided, tmp_path):
   lines = (pathlib.Path(config.guided_by) / 'de-en.train.align').read_text().splitlines()
   shutil.copy(pathlib.Path(config.guided_by) / 'fr-en.train.align', tmp_path)
   own = dataclasses.replace(config, guided_by=str(tmp_path))
-  make = lambda name: TrainInput(own, (Vocab(own.source_vocab),) * 2, str(tmp_path / name), Feed(quiet=True))
+  make = lambda name: TrainInput(own, (TaggedVocab(own.source_vocab),) * 2, str(tmp_path / name), Feed(quiet=True))
   with pytest.raises(UserError, match=r'de-en.train.align is missing: add it'):
     make('0')
   at = lambda place, line: [*lines[: place - 1], line, *lines[place:]]

@@ -13,7 +13,7 @@ from lingvo_moe.tasks.mt.mt_config import DataConfig
 from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.mt.subword_sampling import SubwordSampler
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Feed
 
 WORDS = 'the dog runs over green grass and barks at cats that sleep in a warm house'.split()
@@ -39,7 +39,7 @@ def world(tmp_path_factory):
 def train_input(world, process=0, processes=1, **changes):
   root, config = world
   config = dataclasses.replace(config, **{'window': 100, **changes})
-  vocab = Vocab(config.source_vocab)
+  vocab = TaggedVocab(config.source_vocab)
   return TrainInput(config, (vocab, vocab), str(root / 'cache'), Feed(process, processes, quiet=True)), vocab
 
 
@@ -104,7 +104,7 @@ def test_one_that_becomes_too_long_stays_as_it_is(world):
 
 
 def test_nbest_draws_by_probability(world):
-  vocab = Vocab(world[1].source_vocab)
+  vocab = TaggedVocab(world[1].source_vocab)
   best = vocab.encode(['the dog runs'])[0]
   drawn = lambda alpha: [list(SubwordSampler(vocab, 8, alpha).draw('the dog runs', key)) for key in range(100)]
   assert all(ids == best for ids in drawn(1000.0))
@@ -112,7 +112,7 @@ def test_nbest_draws_by_probability(world):
 
 
 def test_nbest_draws_in_proportion_to_the_product_of_the_probabilities_of_pieces(world):
-  vocab, text = Vocab(world[1].source_vocab), 'the dog runs'
+  vocab, text = TaggedVocab(world[1].source_vocab), 'the dog runs'
   candidates = vocab.nbest(text, 6)
   proto = sentencepiece_model_pb2.ModelProto.FromString(vocab.model_bytes)
   p = np.array([np.exp(0.3 * sum(proto.pieces[i].score for i in ids)) for ids in candidates])
@@ -123,11 +123,11 @@ def test_nbest_draws_in_proportion_to_the_product_of_the_probabilities_of_pieces
 
 
 def test_nbest_needs_a_unigram_vocabulary(world, tmp_path):
-  model = sentencepiece_model_pb2.ModelProto.FromString(Vocab(world[1].source_vocab).model_bytes)
+  model = sentencepiece_model_pb2.ModelProto.FromString(TaggedVocab(world[1].source_vocab).model_bytes)
   model.trainer_spec.model_type = sentencepiece_model_pb2.TrainerSpec.BPE
   (tmp_path / 'bpe.model').write_bytes(model.SerializeToString())
   with pytest.raises(UserError, match='nbest needs a unigram vocabulary; .*bpe.model is of another kind: use dropout'):
-    SubwordSampler(Vocab(str(tmp_path / 'bpe.model')), 8, 0.2).check_nbest()
+    SubwordSampler(TaggedVocab(str(tmp_path / 'bpe.model')), 8, 0.2).check_nbest()
 
 
 @pytest.mark.parametrize(

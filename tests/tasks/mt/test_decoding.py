@@ -18,7 +18,7 @@ from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Hypothesis, task_of
 
 pytestmark = pytest.mark.usefixtures('one_trace')
@@ -218,7 +218,7 @@ def vocab_file(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def vocab(vocab_file):
-  return Vocab(vocab_file)
+  return TaggedVocab(vocab_file)
 
 
 @pytest.fixture(scope='module')

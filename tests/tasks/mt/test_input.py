@@ -23,7 +23,7 @@ from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.mt.mt_config import DataConfig
 from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TextInput, TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Feed
 
 LINES = {'de-en': 300, 'fr-en': 60}
@@ -66,8 +66,8 @@ def world(tmp_path_factory):
 
 
 def load_vocabs(config):
-  source = Vocab(config.source_vocab)
-  return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
+  source = TaggedVocab(config.source_vocab)
+  return source, source if config.target_vocab == config.source_vocab else TaggedVocab(config.target_vocab)
 
 
 def train_input(config, cache_dir, process_index=0, process_count=1):
@@ -109,7 +109,7 @@ def pairs_in(batch):
 @pytest.mark.parametrize('packing', [False, True])
 def test_a_batch_holds_whole_pairs_of_the_corpus(world, packing):
   train = make(world, packing=packing)
-  vocab = Vocab(world[0].source_vocab)
+  vocab = TaggedVocab(world[0].source_vocab)
   expected = {}
   for pair, n in LINES.items():
     source, target = pair.split('-')
@@ -225,7 +225,7 @@ def test_a_limit_that_leaves_nothing_is_refused(world):
 
 
 def test_a_tag_comes_first_and_counts_as_a_position(world):
-  tag = Vocab(world[0].source_vocab).tag_id('en')
+  tag = TaggedVocab(world[0].source_vocab).tag_id('en')
   plain = {tuple(s) for step in range(40) for s, _, _ in pairs_in(make(world).batch(step))}
   for source, _, _ in pairs_in(make(world, tag_target=True).batch(0)):
     assert source[0] == tag and tuple(source[1:]) in plain
@@ -239,7 +239,7 @@ def test_several_target_languages_are_told_apart_by_tags(tmp_path):
     )
   vocab_path = train_vocab(parallel.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310)
   config = DataConfig(data_dir=str(tmp_path), source_vocab=vocab_path, target_vocab=vocab_path, max_length=40)
-  vocab = Vocab(vocab_path)
+  vocab = TaggedVocab(vocab_path)
   tags = {vocab.tag_id('en'): 'en', vocab.tag_id('de'): 'de'}
   seen = set()
   for source, labels, _ in pairs_in(train_input(config, str(tmp_path / 'c')).batch(0)):
@@ -258,7 +258,7 @@ def test_dev_is_read_once_in_order(world):
   few = dev_input(config, cache_dir, max_sentences=3)
   found = {tuple(source[:-1]) for batch in few for source, *_ in pairs_in(batch)}
   spaced = [sentence(language, i) for language in ('de', 'fr') for i in (0, 6, 13)]  # of 20
-  assert found == set(map(tuple, Vocab(config.source_vocab).encode(spaced)))
+  assert found == set(map(tuple, TaggedVocab(config.source_vocab).encode(spaced)))
 
 
 def test_evaluation_tells_the_pair_of_every_row(world):
@@ -297,7 +297,7 @@ def test_the_hash_of_dev_text_is_that_of_its_pairs_sentences_and_batches(world, 
 
 def test_given_sentences_come_back_by_number(world):
   config = world[0]
-  vocab = Vocab(config.source_vocab)
+  vocab = TaggedVocab(config.source_vocab)
   lines = ['de 1 2', '', 'very ' * 60, '   ', 'fr 7']
   text = TextInput(config, (vocab, vocab), lines)
   assert text.empty == [1, 3] and text.truncated == [2]
@@ -315,7 +315,7 @@ def test_given_sentences_come_back_by_number(world):
 
 def test_given_sentences_may_be_tagged_and_scored(world):
   config = world[0]
-  vocab = Vocab(config.source_vocab)
+  vocab = TaggedVocab(config.source_vocab)
   sources, targets = ['de 1', 'de 2 3'], ['en 1', '']
   text = TextInput(config, (vocab, vocab), sources, 'en', targets)
   rows = {}
@@ -448,7 +448,7 @@ def test_a_line_of_which_nothing_can_be_seen_is_empty_everywhere(world, tmp_path
   config = dataclasses.replace(world[0], data_dir=str(tmp_path), pairs='de-en')
   examples = Examples(config, 'train', str(tmp_path / 'cache'), load_vocabs(config), quiet=True)
   assert (examples.stats.total('empty'), examples.stats.total('kept')) == (7, 1)
-  vocab = Vocab(config.source_vocab)
+  vocab = TaggedVocab(config.source_vocab)
   assert TextInput(config, (vocab, vocab), [*unseen, '\0', 'de 1']).empty == list(range(7))
 
 
@@ -462,7 +462,7 @@ def test_an_exported_model_empties_the_same_lines():
 
 def test_a_byte_order_mark_is_no_token(world, tmp_path):
   config = dataclasses.replace(world[0], pairs='de-en')
-  vocab = Vocab(config.source_vocab)
+  vocab = TaggedVocab(config.source_vocab)
   batches = [next(iter(TextInput(config, (vocab, vocab), [line])))[1] for line in ('de 1', '\ufeffde 1')]
   assert batches[0]['src_ids'].tolist() == batches[1]['src_ids'].tolist()
   found = []
@@ -516,7 +516,7 @@ def test_a_pair_that_has_dev_keeps_it(world):
 def small(tmp_path, world):
   write_pair(tmp_path / 'data', 'de-en', 'train', ['de 1', '', 'de 3'], ['en 1', 'en 2', 'en 3'])
   pairs = parallel.find_pairs(str(tmp_path / 'data'))
-  vocab = Vocab(world[0].source_vocab)
+  vocab = TaggedVocab(world[0].source_vocab)
   return pairs, vocab, tmp_path / 'cache'
 
 
@@ -544,7 +544,7 @@ def test_ids_of_a_large_vocabulary_fit_their_type(tmp_path, size, dtype):
   vocab = types.SimpleNamespace(size=size, fingerprint='of it')
   end = np.array([]), np.array([])
   tokenise = lambda parts, _: (pair for _ in parts for pair in [(np.array([size - 1]), np.array([1])), end])
-  entry = token_cache.Entry('x', [str(tmp_path / 'text')], vocab, tokenise)
+  entry = token_cache.CacheEntry('x', [str(tmp_path / 'text')], vocab, tokenise)
   [entry] = token_cache.open_entries([entry], str(tmp_path / 'cache'), quiet=True)
   assert entry.tokens.dtype == dtype and entry.tokens.tolist() == [size - 1]
 
@@ -569,7 +569,7 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   open_small(small)
   lines = [sentence('zz', i) for i in range(100)]
   write_pair(tmp_path / 'other', 'de-en', 'train', lines, lines)
-  other = Vocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300))
+  other = TaggedVocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300))
   source, _ = cache.open_pairs(small[0], (other, other), str(small[2]), quiet=True)[0]
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 
@@ -607,7 +607,7 @@ def test_a_damaged_block_alone_is_made_again_when_it_is_read(tmp_path, world, mo
   monkeypatch.setattr(token_cache, '_SHARD_BYTES', 2000)
   lines = [sentence('de', i) for i in range(300)]
   write_pair(tmp_path / 'data', 'de-en', 'train', lines, lines)
-  vocab, pairs = Vocab(world[0].source_vocab), parallel.find_pairs(str(tmp_path / 'data'))
+  vocab, pairs = TaggedVocab(world[0].source_vocab), parallel.find_pairs(str(tmp_path / 'data'))
   opened = lambda: cache.open_pairs(pairs, (vocab, vocab), str(tmp_path / 'cache'))[0][0]
   path = os.path.join(opened().folder, f'00001.{name}')
   before = pathlib.Path(path).read_bytes()
@@ -669,7 +669,7 @@ def test_the_cache_folder_is_listed_once_for_all_entries(tmp_path, monkeypatch):
     of_text = []
     for name in 'abcdef':
       (tmp_path / name).write_text(text)
-      of_text.append(token_cache.Entry(name, [str(tmp_path / name)], vocab, tokenise))
+      of_text.append(token_cache.CacheEntry(name, [str(tmp_path / name)], vocab, tokenise))
     listed.clear()
     token_cache.open_entries(of_text, str(tmp_path / 'cache'), quiet=True)
     return listed.count(str(tmp_path / 'cache'))

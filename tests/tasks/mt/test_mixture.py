@@ -13,7 +13,7 @@ from lingvo_moe.tasks.mt.mixture import Corpus
 from lingvo_moe.tasks.mt.mt_config import DataConfig
 from lingvo_moe.tasks.mt.mt_input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Feed
 
 
@@ -83,7 +83,7 @@ def world(tmp_path_factory):
 
 
 def train_input(world, cache='cache', **values):
-  root, vocab = world[0], Vocab(world[1])
+  root, vocab = world[0], TaggedVocab(world[1])
   values = {'corpora': 'train 1; bt 3 12:1 40:0 tag loss=0.5', 'batch_tokens': 512, 'window': 400} | values
   config = DataConfig(data_dir=str(root / 'data'), tag_target=False, **values)
   return TrainInput(config, (vocab, vocab), str(root / cache), Feed(quiet=True))
@@ -91,7 +91,7 @@ def train_input(world, cache='cache', **values):
 
 def rows_of(world, batch):
   """(whether each row is back-translated, whether its source is tagged) of a batch of one example a row."""
-  vocab = Vocab(world[1])
+  vocab = TaggedVocab(world[1])
   rows = batch['tgt_segments'][:, 0] > 0
   texts = [vocab.decode(ids[ids > 2]) for ids in batch['tgt_labels'][rows]]
   return np.array([text.startswith('bt') for text in texts]), batch['src_ids'][rows, 0] == vocab.corpus_tag_id('bt')
@@ -99,7 +99,7 @@ def rows_of(world, batch):
 
 @pytest.mark.parametrize('values', [{}, {'packing': True}, {'source_sampling': {'dropout': 0.3}}])
 def test_tags_and_factors_belong_to_the_examples_of_their_corpus(world, values):
-  stream, vocab, seen = train_input(world, **values), Vocab(world[1]), set()
+  stream, vocab, seen = train_input(world, **values), TaggedVocab(world[1]), set()
   tag = vocab.corpus_tag_id('bt')
   for batch in map(stream.batch, range(5)):
     factors, segments = batch['tgt_loss_factors'], batch['tgt_segments']

@@ -26,7 +26,7 @@ from lingvo_moe.tasks import sentencepiece_vocab as vocab_lib
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.mt_config import DataConfig, MtConfig
 from lingvo_moe.tasks.mt.vocab_training import extend_vocab, train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import Vocab
+from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import vocab as core_vocab
 
 SIZE = 340
@@ -67,7 +67,7 @@ def model(tmp_path_factory):
 
 
 def test_special_ids_are_fixed(model):
-  vocab = Vocab(model)
+  vocab = TaggedVocab(model)
   assert vocab.size == SIZE
   processor = sentencepiece.SentencePieceProcessor(model_file=model)
   assert [processor.id_to_piece(i) for i in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
@@ -75,33 +75,33 @@ def test_special_ids_are_fixed(model):
 
 
 def test_every_script_comes_back(model):
-  vocab = Vocab(model)
+  vocab = TaggedVocab(model)
   ids = vocab.encode(SCRIPTS)
   assert all(vocab_lib.UNK not in row for row in ids)
   assert vocab.detokenize(ids) == [re.sub(' +', ' ', line) for line in SCRIPTS]
 
 
 def test_tokenising_works_inside_a_graph(model):
-  vocab = Vocab(model)
+  vocab = TaggedVocab(model)
   in_graph = tf.function(lambda lines: vocab.tokenize(lines).to_tensor(-1))(tf.constant(SCRIPTS))
   assert in_graph.dtype == tf.int32
   assert [[int(i) for i in row if i >= 0] for row in in_graph] == vocab.encode(SCRIPTS)
 
 
 def test_detokenising_stops_at_eos_and_skips_what_is_not_text(model):
-  vocab = Vocab(model)
+  vocab = TaggedVocab(model)
   (ids,) = vocab.encode(['house'])
   assert vocab.detokenize([[1, *ids, 0, 2, *ids], [], [2], [*ids, SIZE + 5]]) == ['house', '', '', 'house']
 
 
 def test_no_bytes_can_break_a_line(model):
   processor = sentencepiece.SentencePieceProcessor(model_file=model)
-  (text,) = Vocab(model).detokenize([[processor.piece_to_id('<0x0A>'), processor.piece_to_id('<0x0D>')]])
+  (text,) = TaggedVocab(model).detokenize([[processor.piece_to_id('<0x0A>'), processor.piece_to_id('<0x0D>')]])
   assert '\n' not in text and '\r' not in text
 
 
 def test_a_tag_is_one_symbol_and_a_missing_one_is_refused(model):
-  vocab = Vocab(model)
+  vocab = TaggedVocab(model)
   assert len({vocab.tag_id('en'), vocab.tag_id('ru')}) == 2
   with pytest.raises(UserError, match=re.escape(f'the symbol <2eng>; {model} lacks it: closest: en (a corpus')):
     vocab.tag_id('eng')
@@ -118,10 +118,10 @@ def test_a_language_without_a_tag_is_refused_before_anything_is_written(model, t
 
 
 def test_an_extended_vocabulary_keeps_its_ids_and_has_new_tags_and_pieces(model, tmp_path):
-  base = Vocab(model)
+  base = TaggedVocab(model)
   more = train_vocab(parallel.find_pairs(write_corpus(tmp_path, ['chuchichäschtli-en'])), str(tmp_path / 'more'), 300)
-  path = extend_vocab(base, str(tmp_path / 'new'), ['gsw', 'ru'], Vocab(more), False)
-  found, old = Vocab(path), base.pieces(range(base.size))
+  path = extend_vocab(base, str(tmp_path / 'new'), ['gsw', 'ru'], TaggedVocab(more), False)
+  found, old = TaggedVocab(path), base.pieces(range(base.size))
   assert found.pieces(range(base.size)) == old and found.tags() == ['en', 'gsw', 'ru']
   added = found.pieces(range(base.size, found.size))
   assert added[0] == '<2gsw>' and 'ch' in added and not set(added) & set(old)
@@ -148,7 +148,7 @@ def user_defined(path, output):
 
 @pytest.mark.parametrize('earlier', [False, True])
 def test_a_tag_within_a_sentence_is_text(model, tmp_path, earlier):
-  vocab = Vocab(user_defined(model, tmp_path / 'earlier.model') if earlier else model)
+  vocab = TaggedVocab(user_defined(model, tmp_path / 'earlier.model') if earlier else model)
   text = 'say <2ru> now'
   (ids,) = vocab.encode([text])
   assert vocab.tags() == ['en', 'ru'] and not {vocab.tag_id('en'), vocab.tag_id('ru')} & set(ids)
@@ -163,13 +163,13 @@ def test_a_tag_in_the_text_of_a_vocabulary_is_no_second_piece(tmp_path):
   write_corpus(tmp_path / 'data', ('en-ru', 'ru-en'))
   for path in (tmp_path / 'data').glob('*/*'):
     path.write_text(''.join(f'say <2ru> {i}\n' for i in range(150)))
-  vocab = Vocab(train_vocab(parallel.find_pairs(f'{tmp_path}/data'), f'{tmp_path}/v', SIZE, exact_size=False))
+  vocab = TaggedVocab(train_vocab(parallel.find_pairs(f'{tmp_path}/data'), f'{tmp_path}/v', SIZE, exact_size=False))
   assert vocab.tags() == ['en', 'ru'] and vocab.written(['say <2ru> 5']) == ['say <2ru> 5']
 
 
 def test_no_file_is_refused(tmp_path):
   with pytest.raises(UserError, match='no vocabulary file .*lingvo-moe vocab'):
-    Vocab(str(tmp_path / 'none.model'))
+    TaggedVocab(str(tmp_path / 'none.model'))
 
 
 HOSTILE = {  # the fourth kills tensorflow-text 2.21
@@ -192,7 +192,7 @@ def test_a_hostile_model_is_refused_before_it_reaches_tensorflow_text(change, tm
   proto.normalizer_spec.precompiled_charsmap = HOSTILE[change](table, trie)
   path.write_bytes(proto.SerializeToString())
   monkeypatch.setattr(tensorflow_text, 'SentencepieceTokenizer', lambda *_, **__: pytest.fail('it was read'))
-  for read in (Vocab, core_vocab.Vocab):
+  for read in (TaggedVocab, core_vocab.Vocab):
     with pytest.raises(UserError, match='is not a SentencePiece model'):
       read(str(path)).encode(['Haus'])
 
@@ -201,7 +201,7 @@ def test_a_hostile_model_is_refused_before_it_reaches_tensorflow_text(change, tm
 def test_a_file_that_is_no_model_is_refused(tmp_path, content):
   (tmp_path / 'bad.model').write_bytes(content)
   with pytest.raises(UserError, match='is not a SentencePiece model'):
-    Vocab(str(tmp_path / 'bad.model'))
+    TaggedVocab(str(tmp_path / 'bad.model'))
 
 
 def test_other_special_ids_are_refused(tmp_path):
@@ -210,7 +210,7 @@ def test_other_special_ids_are_refused(tmp_path):
     sentence_iterator=lines, model_prefix=str(tmp_path / 'other'), vocab_size=30, minloglevel=2
   )
   with pytest.raises(UserError, match=r'pad 0, bos 1, eos 2, unk 3; .* has pad -1, bos 1, eos 2, unk 0'):
-    Vocab(str(tmp_path / 'other.model'))
+    TaggedVocab(str(tmp_path / 'other.model'))
 
 
 def test_the_same_corpus_and_seed_give_the_same_bytes(tmp_path):
@@ -280,7 +280,7 @@ def ensure_vocabs(config, folder):
 def test_missing_vocabularies_are_made_once(tmp_path):
   config = DataConfig(data_dir=write_corpus(tmp_path / 'data'), source_vocab_size=SIZE, target_vocab_size=300)
   source, target = ensure_vocabs(config, str(tmp_path / 'vocab'))
-  assert (Vocab(source).size, Vocab(target).size) == (SIZE, 300)
+  assert (TaggedVocab(source).size, TaggedVocab(target).size) == (SIZE, 300)
   before = os.stat(source).st_mtime_ns
   assert ensure_vocabs(config, str(tmp_path / 'vocab')) == (source, target)
   assert os.stat(source).st_mtime_ns == before
@@ -294,7 +294,7 @@ def test_a_vocabulary_that_was_not_made_for_a_run_is_kept(tmp_path, capsys):
   (tmp_path / 'vocab' / 'source.model').write_text('mine')
   config = DataConfig(data_dir=write_corpus(tmp_path / 'data'), source_vocab_size=SIZE, target_vocab_size=300)
   source, _ = ensure_vocabs(config, str(tmp_path / 'vocab'))
-  assert Vocab(source).size == SIZE and (tmp_path / 'vocab' / 'source.model.old').read_text() == 'mine'
+  assert TaggedVocab(source).size == SIZE and (tmp_path / 'vocab' / 'source.model.old').read_text() == 'mine'
   assert f'{source} was not made for this run; it is kept as {source}.old' in capsys.readouterr().err
 
 
@@ -310,7 +310,7 @@ def test_a_made_vocabulary_keeps_its_settings(tmp_path):
 def test_a_vocabulary_for_tags_on_both_sides_has_those_of_sources(tmp_path):
   config = MtConfig(data_dir=write_corpus(tmp_path / 'data'), source_vocab_size=SIZE, shared_vocab=True)
   config = dataclasses.replace(config, tag_target=True, tag_sides='both')
-  assert Vocab(ensure_vocabs(config, str(tmp_path))[0]).tags() == ['de', 'en', 'ru']
+  assert TaggedVocab(ensure_vocabs(config, str(tmp_path))[0]).tags() == ['de', 'en', 'ru']
 
 
 def write_chinese(folder):
@@ -335,7 +335,7 @@ def test_target_text_that_cannot_be_written_is_said_with_its_ceiling(tmp_path, c
   make = lambda name, side, **kw: train_vocab(pairs, str(tmp_path / name), SIZE, side=side, exact_size=False, **kw)
   make('s', 'source', normalization='nmt_nfkc')
   for side in ('target', 'shared'):
-    assert Vocab(make(side, side)).written(['你好，世界']) == ['你好，世界']
+    assert TaggedVocab(make(side, side)).written(['你好，世界']) == ['你好，世界']
   assert capsys.readouterr().err == ''
   path = make('folded', 'target', normalization='nmt_nfkc')
   lines = (tmp_path / 'data' / 'en-zh' / 'train.zh').read_text(encoding='utf-8').splitlines()
@@ -375,7 +375,7 @@ def test_a_literal_lower_one_eighth_block_cannot_be_written(tmp_path, capsys):
 def test_a_rule_of_normalisation_is_kept_and_an_unset_one_takes_what_is_there(tmp_path, capsys):
   data = dataclasses.replace(write_chinese(tmp_path / 'data'), target_normalization='nfkc')
   _, target = ensure_vocabs(data, str(tmp_path / 'vocab'))
-  assert Vocab(target).normalization == 'nfkc'
+  assert TaggedVocab(target).normalization == 'nfkc'
   with pytest.raises(UserError, match="target.model has normalization='nfkc', now normalization='identity'"):
     ensure_vocabs(dataclasses.replace(data, target_normalization='identity'), str(tmp_path / 'vocab'))
   unset = dataclasses.replace(data, target_normalization=None)
@@ -387,7 +387,7 @@ def test_a_rule_of_normalisation_is_kept_and_an_unset_one_takes_what_is_there(tm
 @hypothesis.example(['\u3000a\u00a0b\u200b', 'ﬁ½m²…և', 'e\u0301 é', '<s></s><pad><unk><0x41><2en>', '\u2028\x85\t'])
 def test_a_target_vocabulary_writes_every_text(model, lines):
   lines = [re.sub(' +', ' ', line).strip(' ') for line in lines]
-  vocab = Vocab(model)
+  vocab = TaggedVocab(model)
   assert vocab.written(lines) == lines
   assert vocab.detokenize(vocab.encode(lines)) == lines  # by the tokeniser of TensorFlow
 
@@ -412,7 +412,7 @@ def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path
   env = dict(os.environ, PYTHONPATH=os.path.join(os.path.dirname(__file__), '..', '..', '..'))
   done = forks.run(command, env=env)
   assert done.returncode == 0, done.stderr
-  assert Vocab(f'{tmp_path}/out.model').size == SIZE
+  assert TaggedVocab(f'{tmp_path}/out.model').size == SIZE
   assert len(open(f'{tmp_path}/out.vocab').read().splitlines()) == SIZE
   again = forks.run(command, env=env)
   assert again.returncode == 1
