@@ -139,6 +139,15 @@ def test_params_are_imported_by_name_only():
     assert 'params' not in {module.split('.')[0] for module in imported(path)}, path
 
 
+@pytest.mark.parametrize(
+  ('package', 'importers'), [('absl import .*flags', ['cli/app.py', 'cli/options.py']), ('gin', ['config/bindings.py'])]
+)
+def test_flags_and_gin_are_each_read_in_one_place(package, importers):
+  line = re.compile(rf'^ *(from|import) {package}\b', re.M)
+  found = [path for path in FILES if line.search(path.read_text(encoding='utf-8'))]
+  assert [str(path.relative_to(PACKAGE)) for path in found] == importers
+
+
 def test_the_package_imports_nothing_of_the_studies_below_tools():
   for path in FILES:
     assert not re.search(r'^ *(from|import) (paper|tools)\b', path.read_text(encoding='utf-8'), re.M), path
