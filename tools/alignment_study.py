@@ -99,6 +99,7 @@ def main():
   options = parser.parse_args()
 
   import lingvo_moe
+  from lingvo_moe.layers.embedding import embed
   from lingvo_moe.tasks.mt import dev_lines
   from lingvo_moe.tasks.mt.mt_input import TextInput
 
@@ -123,10 +124,11 @@ def main():
 
   def weights_of(weights, batch):
     theta = program.theta(weights)
-    memory, _ = model.encode(theta, batch)
-    x = model._embed(theta, batch['tgt_inputs'], None, model._positions(batch['tgt_positions']))
-    own = x, batch['tgt_segments'], memory, batch['src_segments']
-    return [model.decoder.memory_weights(theta['decoder'], *own, layer) for layer in range(layers)]
+    positions = batch['tgt_positions'] if model.sinusoidal else None
+    x = embed(model, model.target_embedding, theta['target_embedding'], batch['tgt_inputs'], positions)
+    own = x, batch['tgt_segments'], model.encode(theta, batch)[0], batch['src_segments']
+    outputs = [model.decoder(theta['decoder'], *own, aligned_layer=layer) for layer in range(layers)]
+    return [output.memory_weights_BnTU for output in outputs]
 
   attend = run._runner.function(weights_of)
   around = config.tags_around(vocabs[0], run.choose_target(pair.target if config.tag_target else None))

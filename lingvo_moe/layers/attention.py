@@ -98,12 +98,12 @@ class Attention:
     m, n, k = self.model_dim, self.kv_heads, self.head_dim
     heads, letters = self._heads
     width = self.num_heads * k
-    into = lambda: WeightSpec((m, n, k), 'MNK', glorot_uniform(m, n * k), factored='MK')
+    into = WeightSpec((m, n, k), 'MNK', glorot_uniform(m, n * k), factored='MK')
     specs = {
       'wq': WeightSpec((m, *heads, k), f'M{letters}K', glorot_uniform(m, width), factored='MK'),
       'bq': WeightSpec((*heads, k), f'{letters}K', Constant(0.0)),
-      'wk': into(),
-      'wv': into(),
+      'wk': into,
+      'wv': into,
       'bv': WeightSpec((n, k), 'NK', Constant(0.0)),
       'wo': WeightSpec((*heads, k, m), f'{letters}KM', glorot_uniform(width, m), factored='KM'),
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
@@ -127,41 +127,38 @@ class Attention:
     self,
     theta: Theta,
     x_BTM: tf.Tensor,
-    memory: Cache,
+    memory: tf.Tensor | Cache,
     mask_BTU: tf.Tensor,
     key: tf.Tensor | None = None,
     positions_BT: tf.Tensor | None = None,
     offsets_BTU: tf.Tensor | None = None,
-  ) -> tf.Tensor:
-    """Attends from x to keys where mask (boolean, or 0/1) allows: [B, T, M].
+    with_weights: bool = False,
+  ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Attends from x to memory where mask (boolean, or 0/1) allows: ([B, T, M], attention weights or None).
 
     Args:
       x_BTM: positions that attend, from which queries are computed.
-      memory: keys and values to attend to.
+      memory: what is attended to, [B, U, M] (x itself for self-attention), or its keys and values.
       mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
       key: random key of the dropout; None for none.
       positions_BT: positions of x, for rotary ones; 0, 1, ... by default.
       offsets_BTU: positions of keys less those of x, for relative ones; by default those of 0, 1, ... on both sides.
+      with_weights: whether attention weights are returned, before their dropout: float32 [B, N, T, U], which sum to 1
+        over U. Q follows N if keys are shared.
     """
     letters = self._heads[1]  # n in the names below: N, or N Q
     n = f'B{letters}'
-    probs_BnTU = self.weights_of(theta, x_BTM, memory['keys'], mask_BTU, positions_BT, offsets_BTU)
-    probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
-    y_BnTK = keep(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, memory['values']), f'{n}TK')
+    keys_values = memory if isinstance(memory, dict) else self.keys_values(theta, memory)
+    weights_BnTU = self._weights(theta, x_BTM, keys_values['keys'], mask_BTU, positions_BT, offsets_BTU)
+    probs_BnTU = prng.dropout(tf.cast(weights_BnTU, x_BTM.dtype), self.dropout, key)
+    y_BnTK = keep(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, keys_values['values']), f'{n}TK')
     y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
     with tf.name_scope('projection'):
-      return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
+      y_BTM = shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
+    return y_BTM, weights_BnTU if with_weights else None
 
-  def weights_of(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    keys_BNUK: tf.Tensor,
-    mask_BTU: tf.Tensor,
-    positions_BT: tf.Tensor | None = None,
-    offsets_BTU: tf.Tensor | None = None,
-  ) -> tf.Tensor:
-    """Attention weights, float32 [B, N, T, U], which sum to 1 over U; see `attend`. Q follows N if keys are shared."""
+  def _weights(self, theta, x_BTM, keys_BNUK, mask_BTU, positions_BT, offsets_BTU):
+    """Attention weights, float32 [B, N, T, U]; see `attend`."""
     letters = self._heads[1]  # n in the names below: N, or N Q
     n = f'B{letters}'
     scale = self.attention_scale or self.head_dim**-0.5  # applied to the weights of queries, the smallest tensors
@@ -191,8 +188,8 @@ class Attention:
   def __call__(
     self, theta: Theta, x_BTM: tf.Tensor, memory_BUM: tf.Tensor, mask_BTU: tf.Tensor, key: tf.Tensor | None = None
   ) -> tf.Tensor:
-    """Attends from x to memory (x itself for self-attention); see `attend`."""
-    return self.attend(theta, x_BTM, self.keys_values(theta, memory_BUM), mask_BTU, key)
+    """Attends from x to memory (x itself for self-attention): [B, T, M]; see `attend`."""
+    return self.attend(theta, x_BTM, memory_BUM, mask_BTU, key)[0]
 
   def empty_cache(
     self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
@@ -205,14 +202,10 @@ class Attention:
 
   def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
     """Cache gathered at these flat positions."""
-
-    def keep(buffer):
-      if buffer.shape.rank == 4:
-        return tf.gather(buffer, positions_BU, axis=2, batch_dims=1)
-      positions_LBU = tf.tile(positions_BU[tf.newaxis], [buffer.shape[0], 1, 1])
-      return tf.gather(buffer, positions_LBU, axis=3, batch_dims=2)
-
-    return {name: keep(buffer) for name, buffer in cache.items()}
+    if cache['keys'].shape.rank == 4:
+      return {name: tf.gather(buffer, positions_BU, axis=2, batch_dims=1) for name, buffer in cache.items()}
+    positions_LBU = tf.tile(positions_BU[tf.newaxis], [cache['keys'].shape[0], 1, 1])
+    return {name: tf.gather(buffer, positions_LBU, axis=3, batch_dims=2) for name, buffer in cache.items()}
 
   def extend(
     self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache, layer: tf.Tensor | None = None
@@ -238,8 +231,8 @@ class Attention:
     if layer is not None:
       cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in cache.items()}
     offsets_BWU = offsets_of_owned(now.mask_BWU) if self.relative else None
-    own = of_layer(cache, layer)
-    return self.attend(theta, x_BWM, own, now.mask_BWU, None, positions_BW, offsets_BWU), cache
+    y_BWM, _ = self.attend(theta, x_BWM, of_layer(cache, layer), now.mask_BWU, None, positions_BW, offsets_BWU)
+    return y_BWM, cache
 
 
 def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:

@@ -7,8 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
+from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant, Glorot, Normal, Specs, Theta, WeightSpec
 from lingvo_moe.layers.gates.gate import gate_logits, gate_weight
+from lingvo_moe.ops import backend
 from lingvo_moe.xla_sharding import shard
 
 # Score of a masked symbol: its exp is 0 beside that of any other, and label smoothing's share of it stays small.
@@ -67,8 +69,10 @@ class CompetingOutputs:
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """Log probabilities [B, T, V] of every symbol as the next one."""
     gates_BTJ = tf.nn.log_softmax(gate_logits(theta['gate'], tf.cast(x_BTM, tf.float32)))
-    of_expert = lambda i: self.embedding.logits(theta, ops.linear(x_BTM, theta['experts'][i]))
-    scores = [tf.nn.log_softmax(of_expert(i)) + gates_BTJ[..., i, tf.newaxis] for i in range(self.num_experts)]
+    scores = []
+    for i in range(self.num_experts):
+      logits_BTV = self.embedding.logits(theta, ops.linear(x_BTM, theta['experts'][i]))
+      scores.append(tf.nn.log_softmax(logits_BTV) + gates_BTJ[..., i, tf.newaxis])
     return tf.reduce_logsumexp(tf.stack(scores), axis=0)
 
 
@@ -81,6 +85,35 @@ class Sinusoids:
 
   def __call__(self, positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
     return sinusoidal_positions(positions_BT + self.offset if self.offset else positions_BT, model_dim, self.endpoint)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputSettings:
+  """Settings of a model's embedded inputs. Weights and scores are float32 whatever `activation_dtype` is."""
+
+  input_dropout: float = 0.0
+  activation_dtype: str = 'float32'
+  sinusoids: Sinusoids = Sinusoids()
+
+
+def embed(
+  settings: InputSettings,
+  embedding: Embedding,
+  theta: Theta,
+  ids_BT: tf.Tensor,
+  positions_BT: tf.Tensor | None = None,
+  key: tf.Tensor | None = None,
+) -> tf.Tensor:
+  """Embedded input [B, T, M] of a stack, with sinusoidal positions where positions are given, and dropout."""
+
+  def embed_rows(ids_BT, positions_BT, key):
+    x_BTM = embedding.lookup(theta, ids_BT)
+    if positions_BT is not None:
+      x_BTM += settings.sinusoids(positions_BT, embedding.model_dim)
+    x_BTM = tf.cast(x_BTM, settings.activation_dtype if backend.current().bfloat16 else tf.float32)
+    return prng.dropout(x_BTM, settings.input_dropout, prng.fold(key, 'input'))
+
+  return ops.map_sub_batches(embed_rows, ids_BT, positions_BT, key)
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int, endpoint: bool = True) -> tf.Tensor:

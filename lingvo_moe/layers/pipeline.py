@@ -151,10 +151,11 @@ class Pipeline:
 
   def passed(self, x_ZI: tf.Tensor, by: int) -> tf.Tensor:
     """Values [Z, I, ...] passed to the next stage (by 1), or to the one before (by -1), in a circle."""
-    by_stage = lambda x_ADI: shard(x_ADI, 'ADI'.ljust(x_ADI.shape.rank, '1'))
-    x_ADI = by_stage(tf.reshape(x_ZI, [self.stages, self.parts, *x_ZI.shape[1:]]))
+    letters = 'ADI'.ljust(x_ZI.shape.rank + 1, '1')
+    x_ADI = shard(tf.reshape(x_ZI, [self.stages, self.parts, *x_ZI.shape[1:]]), letters)
     # XLA makes a CollectivePermute of two slices of one tensor, joined along the axis that is split.
-    return _rows(tf.reshape(by_stage(tf.concat([x_ADI[-by:], x_ADI[:-by]], axis=0)), x_ZI.shape))
+    passed_ADI = shard(tf.concat([x_ADI[-by:], x_ADI[:-by]], axis=0), letters)
+    return _rows(tf.reshape(passed_ADI, x_ZI.shape))
 
   def collect(self, x_TZI: tf.Tensor, ticks: Sequence[int], stage: int) -> tf.Tensor:
     """Rows [B, ...] of all micro-batches, of which x holds one at each of these ticks and at this stage."""
@@ -193,14 +194,15 @@ class _Run:
   rows_ODI: Any
   weights: Sequence[tf.Tensor]  # [J, A, blocks at once, ...]
 
-  def run_block(self, number, x, shared, rows, own, within=lambda scope: f'{scope}/' if scope else ''):
-    with tf.name_scope(within(self.scope)):  # the body of a loop is a graph of its own, whose name scopes begin anew
+  def run_block(self, number, x, shared, rows, own, recomputed=False):
+    scope = again(self.scope) if recomputed else f'{self.scope}/' if self.scope else ''
+    with tf.name_scope(scope):  # the body of a loop is a graph of its own, whose name scopes begin anew
       return self.block(number, x, shared, rows, weights_lib.unflatten(dict(zip(self.specs, own, strict=True))))
 
   def pull_back(self, number, x, shared, rows, own, dresults):
     """Gradients of (x, *shared, *own), for those of the results of `run_block`."""
     split = len(shared)
-    call = lambda x, *flat: self.run_block(number, x, flat[:split], rows, flat[split:], again)
+    call = lambda x, *flat: self.run_block(number, x, flat[:split], rows, flat[split:], recomputed=True)
     return pull_back(call, [x, *shared, *own], dresults)
 
   def inputs_at(self, place: _Place, within: tf.Tensor) -> tuple[Any, ...]:
@@ -209,12 +211,12 @@ class _Run:
     return self.schedule.numbers(place, within), *given, self._weights_at(place, within)
 
   def _weights_at(self, place, within):
-    def at(w, spec):
+    weights = []
+    for w, spec in zip(self.weights, self.specs.values(), strict=True):
       w_JZ = xla_sharding.store(self.schedule.by_place(w[:, :, within], axis=1), f'JZ{spec.dims}')
       w_Z = w_JZ[0] if w_JZ.shape[0] == 1 else place.of_repeat(w_JZ)
-      return xla_sharding.store(w_Z, f'Z{spec.dims}')
-
-    return [at(w, spec) for w, spec in zip(self.weights, self.specs.values(), strict=True)]
+      weights.append(xla_sharding.store(w_Z, f'Z{spec.dims}'))
+    return weights
 
   def forward(self, x_ODI: tf.Tensor, aux_specs: Sequence[tf.TensorSpec]) -> tuple[tf.Tensor, tf.Tensor, list]:
     """Runs the pipeline: (inputs of blocks [ticks * blocks at once, Z, I, ...], outputs of stages [ticks, Z, I, ...],
@@ -236,10 +238,11 @@ class _Run:
       return x, inputs, outputs.write(number, x), sums
 
     x_ZI = p.nothing(x_ODI)
-    array = lambda size: tf.TensorArray(x_ZI.dtype, size, element_shape=x_ZI.shape)
     sums = [p.sums(s.shape, s.dtype) for s in aux_specs]
-    begin = x_ZI, array(p.ticks * p.blocks_at_once), array(p.ticks), sums
-    _, inputs, outputs, sums = counted(p.ticks, tick, *begin, scope='')
+    inputs, outputs = (
+      tf.TensorArray(x_ZI.dtype, size, element_shape=x_ZI.shape) for size in (p.ticks * p.blocks_at_once, p.ticks)
+    )
+    _, inputs, outputs, sums = counted(p.ticks, tick, x_ZI, inputs, outputs, sums, scope='')
     return _rows(inputs.stack(), '1'), _rows(outputs.stack(), '1'), sums
 
   def backward(self, inputs: tf.Tensor, dy_ODI: tf.Tensor, daux: Sequence[tf.Tensor]) -> tuple[list, list]:
@@ -309,9 +312,10 @@ def pipelined(
   @tf.custom_gradient
   def run(x_BTM, *flat):
     x_ODI, *shared_ODI = (p.divide(x) for x in (x_BTM, *flat[: len(shared)]))
-    split = lambda w, spec: tf.reshape(w, [p.repeats, p.stages, p.blocks_at_once, *spec.shape])
-    stacked = zip(flat[len(shared) :], specs.values(), strict=True)
-    stacked = [xla_sharding.store(split(w, spec), f'JA1{spec.dims}') for w, spec in stacked]
+    stacked = []
+    for w, spec in zip(flat[len(shared) :], specs.values(), strict=True):
+      w_JA1 = tf.reshape(w, [p.repeats, p.stages, p.blocks_at_once, *spec.shape])
+      stacked.append(xla_sharding.store(w_JA1, f'JA1{spec.dims}'))
     of = _Run(block, specs, p, scope, shared_ODI, rows_ODI, stacked)
     with xla_sharding.use(None):  # for the shapes alone
       one = tf.nest.map_structure(lambda x: x[0, 0], (x_ODI, shared_ODI, rows_ODI))

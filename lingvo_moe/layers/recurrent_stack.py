@@ -50,9 +50,9 @@ class Lstm:
 
   def weights(self) -> Specs:
     m, h = self.model_dim, self.hidden_dim
-    into = lambda: WeightSpec((m, 4, h), 'MJH', glorot_uniform(m, h), factored='MH')
+    into = WeightSpec((m, 4, h), 'MJH', glorot_uniform(m, h), factored='MH')
     projection = {'wo': WeightSpec((h, m), 'HM', glorot_uniform(h, m), factored='HM')} if h != m else {}
-    return {'wi': into(), 'wr': into(), 'bi': WeightSpec((4, h), 'JH', Constant(0.0)), **projection}
+    return {'wi': into, 'wr': into, 'bi': WeightSpec((4, h), 'JH', Constant(0.0)), **projection}
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor, begins_BT: tf.Tensor) -> LstmState:
     """States after every position of whole rows; the state is zero before a position where begins_BT is True."""
@@ -94,18 +94,14 @@ class RecurrentStack:
   ) -> tuple[tf.Tensor, dict[str, Routed]]:
     """Runs over whole rows: ([B, T, M], {layer name: Routed} of the experts). See Stack.__call__."""
     begins_BT = tf.pad(segments_BT[:, 1:] != segments_BT[:, :-1], [[0, 0], [1, 0]], constant_values=True)
-    x_BTM = self._recurrent(_FIRST, theta, x_BTM, begins_BT, key)[0]
-    paddings_BT = tf.cast(segments_BT == 0, tf.float32)
-    x_BTM, routed = self._middle(theta, x_BTM, paddings_BT, key)
-    return self._recurrent(_SECOND, theta, x_BTM, begins_BT, key)[0], routed
+    x_BTM, _, routed = self._run(theta, x_BTM, tf.cast(segments_BT == 0, tf.float32), begins_BT, key=key)
+    return x_BTM, routed
 
   def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> RecurrentCache:
     """Cache of T flat positions after reading the first symbols of each row; see Stack.read. `window` has no effect."""
     begins_BT = tf.broadcast_to(tf.range(sizes(x_BTM)[1])[tf.newaxis] == 0, sizes(x_BTM)[:2])
-    x_BTM, first = self._recurrent(_FIRST, theta, x_BTM, begins_BT)
-    x_BTM, _ = self._middle(theta, x_BTM, 1.0 - tf.cast(real_BT, tf.float32))
-    _, second = self._recurrent(_SECOND, theta, x_BTM, begins_BT)
-    return {_FIRST: _positions(first), _SECOND: _positions(second)}
+    _, states, _ = self._run(theta, x_BTM, 1.0 - tf.cast(real_BT, tf.float32), begins_BT)
+    return {name: _positions(state) for name, state in states.items()}
 
   def extend(
     self, theta: Theta, x_BWM: tf.Tensor, now: Now, memory_segments_BU: None, cache: RecurrentCache
@@ -118,34 +114,39 @@ class RecurrentStack:
     before_BWU = (now.mask_BWU > 0) & (position_U < now.start)
     last_BW = tf.reduce_max(tf.where(before_BWU, position_U + 1, 0), axis=2)  # its position + 1; 0: none
     live_BW = tf.ones(sizes(x_BWM)[:2], tf.bool) if now.live_BW is None else now.live_BW
-    paddings_BW = 1.0 - tf.cast(live_BW, tf.float32)
-    cache = dict(cache)
-
-    def recur(name, x_BWM):
-      with tf.name_scope(f'{name}/lstm'):
-        own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BWM.dtype)
-        state = self.lstm.step(own, x_BWM, _state_at(cache[name], last_BW))
-        cache[name] = {part: ops.write_cache(cache[name][part], x, now.start) for part, x in _positions(state).items()}
-        return x_BWM + state.output_BTM
-
-    x_BWM = recur(_FIRST, x_BWM)
-    x_BWM, _ = self._middle(theta, x_BWM, paddings_BW)
-    return recur(_SECOND, x_BWM), cache
+    before = {name: _state_at(of_layer, last_BW) for name, of_layer in cache.items()}
+    x_BWM, states, _ = self._run(theta, x_BWM, 1.0 - tf.cast(live_BW, tf.float32), before=before)
+    written = {}
+    for name, state in states.items():
+      positions = _positions(state).items()
+      written[name] = {part: ops.write_cache(cache[name][part], x, now.start) for part, x in positions}
+    return x_BWM, written
 
   def keep_positions(self, cache: RecurrentCache, positions_BU: tf.Tensor) -> RecurrentCache:
     """Cache gathered at these flat positions; see flat_sequence.loop."""
     return tf.nest.map_structure(lambda buffer: tf.gather(buffer, positions_BU, axis=2, batch_dims=1), cache)
 
-  def _recurrent(self, name, theta, x_BTM, begins_BT, key=None):
-    """Runs an LSTM over whole rows, in sub-batches: (its input plus its output, its states)."""
+  def _run(self, theta, x_BTM, paddings_BT, begins_BT=None, before=None, key=None):
+    """Runs the layers in order: (x, states by layer, {layer name: Routed} of experts).
 
-    def run(x_BTM, begins_BT, key):
+    Over whole rows, states are zero before a position where begins_BT is True. In decoding, x has one symbol of each
+    hypothesis, and `before` the states before it by layer.
+    """
+    x_BTM, first = self._recurrent(_FIRST, theta, x_BTM, begins_BT, before, key)
+    x_BTM, routed = self._middle(theta, x_BTM, paddings_BT, key)
+    x_BTM, second = self._recurrent(_SECOND, theta, x_BTM, begins_BT, before, key)
+    return x_BTM, {_FIRST: first, _SECOND: second}, routed
+
+  def _recurrent(self, name, theta, x_BTM, begins_BT, before, key):
+    """Runs an LSTM: (its input plus its output, its states); see `_run`."""
+
+    def run(x_BTM, begins_BT, before, key):
       own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BTM.dtype)
-      state = self.lstm(own, x_BTM, begins_BT)
+      state = self.lstm(own, x_BTM, begins_BT) if before is None else self.lstm.step(own, x_BTM, before)
       return x_BTM + self._dropout(state.output_BTM, key, name), state
 
     with tf.name_scope(f'{name}/lstm'):
-      return ops.map_sub_batches(run, x_BTM, begins_BT, key)
+      return ops.map_sub_batches(run, x_BTM, begins_BT, before and before[name], key)
 
   def _middle(self, theta, x_BTM, paddings_BT, key=None):
     """Runs the layer between the LSTMs on all positions at once: ([B, T, M], {layer name: Routed} of experts)."""
@@ -172,5 +173,6 @@ def _positions(state: LstmState) -> dict[str, tf.Tensor]:
 def _state_at(cache: dict[str, tf.Tensor], last_BW: tf.Tensor) -> LstmState:
   """States of hypotheses at position last_BW - 1; zero where last_BW is 0."""
   at_BW, exists_BW1 = tf.maximum(last_BW - 1, 0), (last_BW > 0)[..., tf.newaxis]
-  at = lambda buffer: tf.where(exists_BW1, tf.gather(buffer[:, 0], at_BW, batch_dims=1), 0)
-  return LstmState(shard(at(cache['output']), 'BWM'), shard(at(cache['cell']), 'BWH'))
+  output_BWM = tf.where(exists_BW1, tf.gather(cache['output'][:, 0], at_BW, batch_dims=1), 0)
+  cell_BWH = tf.where(exists_BW1, tf.gather(cache['cell'][:, 0], at_BW, batch_dims=1), 0)
+  return LstmState(shard(output_BWM, 'BWM'), shard(cell_BWH, 'BWH'))

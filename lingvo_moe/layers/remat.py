@@ -84,38 +84,47 @@ def _marking(mark: Callable[[Kept], tf.Tensor] | None) -> Iterator[None]:
     _marked.reset(token)
 
 
-def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls function(*args), of nested tensors and with nested results, and keeps only the arguments for the gradient.
+def rematerialised(function: Callable[..., Any], *args: Any, **constants: Any) -> Any:
+  """Calls function(*args, **constants), and keeps only the arguments for the gradient.
 
-  Values that the function closes over get no gradient.
+  Arguments and results are nests of tensors, and may have None. Constants get no gradient, nor do values that the
+  function closes over.
   """
-  flat_args = tf.nest.flatten(args)
   structure = []
   scope = tf.get_current_name_scope()
 
-  def call(*flat):
+  def call(*tensors):
     with unkept():
-      return function(*tf.nest.pack_sequence_as(args, flat))
+      structure[:] = [function(*_with_tensors(args, tensors), **constants)]
+    return _tensors(structure[0])
+
+  def recompute(*tensors):
+    with tf.name_scope(again(scope)):
+      return call(*tensors)
 
   @tf.custom_gradient
-  def run(*flat):
-    results = call(*flat)
-    structure[:] = [results]
-
+  def run(*tensors):
     def grad(*dresults):
       # The second run waits for the incoming gradient; otherwise common subexpression elimination would keep the values
       # of the first run instead.
-      later = xla_sharding.barrier([*flat, *dresults])
-      return pull_back(recompute, later[: len(flat)], later[len(flat) :])
+      later = xla_sharding.barrier([*tensors, *dresults])
+      return pull_back(recompute, later[: len(tensors)], later[len(tensors) :])
 
-    return tf.nest.flatten(results), grad
+    return call(*tensors), grad
 
-  def recompute(*flat):
-    with tf.name_scope(again(scope)):
-      return call(*flat)
+  results = run(*_tensors(args))
+  return _with_tensors(structure[0], results)
 
-  flat_results = run(*flat_args)
-  return tf.nest.pack_sequence_as(structure[0], flat_results)
+
+def _tensors(nest: Any) -> list[tf.Tensor]:
+  """Tensors of a nest that may have None."""
+  return [x for x in tf.nest.flatten(nest) if x is not None]
+
+
+def _with_tensors(nest: Any, tensors: Sequence[tf.Tensor]) -> Any:
+  """The nest with these tensors in place of its own; None stays."""
+  left = iter(tensors)
+  return tf.nest.map_structure(lambda x: None if x is None else next(left), nest)
 
 
 def again(scope: str) -> str:

@@ -5,6 +5,7 @@ more (see remat.py). Its gradient is a second loop, backwards, which runs each b
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from lingvo_moe.core.shapes import results_of
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers import remat as remat_lib
 from lingvo_moe.layers.pipeline import Pipeline, at_stage, pipelined
-from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.layers.stack import Stack, StackOutput
+from lingvo_moe.layers.transformer import Layer, Rows
 from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
@@ -59,42 +60,48 @@ class ScannedStack(Stack):
   def traced(self) -> dict[str, Layer]:
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
-  def unrolled(self, theta):
-    stack = Stack(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Stack)})
-    flat = {}
-    for name, weight in weights_lib.flatten(theta).items():
-      names = weights_lib.names_by_layer(name, self.num_blocks)
-      flat |= {name: weight} if names is None else {own: weight[i] for i, own in enumerate(names)}
-    return stack, weights_lib.unflatten(flat)
+  @property
+  def _specs(self) -> Specs:
+    """Specs of the weights of a block."""
+    return {name: layer.weights() for name, layer in self.traced.items()}
 
-  def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
-    specs = {name: layer.weights() for name, layer in self.traced.items()}
-    shared, rows = [memory_BUM] if self.cross_attention else [], (mask_BTT, paddings_BT, memory_mask_BTU, key)
-    if key is not None and xla_sharding.stages() > 1:
-      x_BTM, by_block = self._pipelined(theta, x_BTM, shared, rows, specs)
+  def _run_layers(self, theta, x_BTM, memory_BUM, rows, cache, aligned_layer):
+    if cache is not None:
+      return self._extend_blocks(theta, x_BTM, rows, cache)
+    aligned = None if aligned_layer is None else aligned_layer % self.period
+    shared, training = [memory_BUM] if self.cross_attention else [], rows.key is not None
+    # A pipeline returns sums over rows alone, and no attention weights.
+    if training and xla_sharding.stages() > 1 and aligned is None:
+      x_BTM, (by_block, weights) = self._pipelined(theta, x_BTM, shared, rows)
     else:
-      run_block = lambda number, x_BTM, shared, theta: self._block(number, x_BTM, shared, rows, theta)
-      x_BTM, by_block = scan(run_block, x_BTM, shared, theta, specs, 'block' if key is None else self.remat)
+      block = lambda number, x_BTM, shared, theta: self._block(number, x_BTM, shared, rows._asdict(), theta, aligned)
+      remat = self.remat if training else 'block'
+      x_BTM, (by_block, weights) = scan(block, x_BTM, shared, theta, self._specs, remat)
     routed = {}
     for name, of_blocks in by_block.items():
       for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
         routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
-    return x_BTM, routed
+    return StackOutput(x_BTM, routed, None, weights[0][aligned_layer // self.period] if weights else None)
 
-  def _block(self, number, x_BTM, memory, rows, theta):
-    """Runs block `number`: (x, Routed by name of its layers with experts)."""
-    mask_BTT, paddings_BT, memory_mask_BTU, key = rows
-    routed = {}
+  def _block(self, number, x_BTM, shared, rows, theta, aligned=None):
+    """Runs block `number`: (x, (Routed by name of its layers with experts, attention weights of layer `aligned`))."""
+    output = self._run_block(number, x_BTM, shared, Rows(**rows), theta, aligned=aligned)
+    return output.x_BTM, (output.routed, [] if aligned is None else [output.memory_weights_BnTU])
+
+  def _run_block(self, number, x_BTM, shared, rows, theta, cache=None, aligned=None) -> StackOutput:
+    """Runs the layers of block `number` in order; with a cache of all blocks, for a step of decoding."""
+    memory_BUM, routed, written, weights_BnTU = shared[0] if shared else None, {}, {}, None
     for place, (name, layer) in enumerate(self.traced.items()):
       with tf.name_scope(name):
         own = _used(theta[name], layer.weights())
-        own_key = prng.fold(key, number * self.period + place)
-        of_memory = (*(memory or [None]), memory_mask_BTU)
-        x_BTM, routing = layer(own, x_BTM, mask_BTT, paddings_BT, *of_memory, own_key)
-      routed |= {name: routing.routed} if layer.is_moe else {}
-    return x_BTM, routed
+        own_rows = rows._replace(key=prng.fold(rows.key, number * self.period + place))
+        output = layer(own, x_BTM, memory_BUM, own_rows, cache and cache[name], number, with_weights=place == aligned)
+      x_BTM, written[name] = output.x_BTM, output.cache
+      routed |= {name: output.routed} if layer.is_moe else {}
+      weights_BnTU = output.memory_weights_BnTU if place == aligned else weights_BnTU
+    return StackOutput(x_BTM, routed, cache and written, weights_BnTU)
 
-  def _pipelined(self, theta, x_BTM, shared, rows, specs):
+  def _pipelined(self, theta, x_BTM, shared, rows):
     """Runs all blocks as a pipeline; results as those of `scan`."""
     parts = xla_sharding.current().size(['data'])
     schedule = Pipeline(
@@ -111,46 +118,41 @@ class ScannedStack(Stack):
         f'data:{parts}: use another gate, or a mesh of stage and expert alone'
       )
     moe = self.moe and dataclasses.replace(self.moe, num_groups=self.moe.num_groups // parts)
-    of_part, has_rows = dataclasses.replace(self, moe=moe, remat='block'), [x is not None for x in rows]
+    of_part = dataclasses.replace(self, moe=moe, remat='block')
+    given = {name: x for name, x in rows._asdict().items() if x is not None}
+    x_BTM, (by_block, _) = pipelined(of_part._block, x_BTM, shared, given, theta, self._specs, schedule)
+    return x_BTM, ({name: routed.of_parts() for name, routed in by_block.items()}, [])
 
-    def block(number, x_BTM, shared, given, theta):
-      given = iter(given)
-      return of_part._block(number, x_BTM, shared, [next(given) if has else None for has in has_rows], theta)
+  def _extend_blocks(self, theta, x_BWM, rows, cache):
+    """Runs one loop over blocks, each of which writes its positions of the cache in place."""
+    weights, specs = weights_lib.flatten(theta), weights_lib.flatten(self._specs)
 
-    x_BTM, by_block = pipelined(block, x_BTM, shared, [x for x in rows if x is not None], theta, specs, schedule)
-    return x_BTM, {name: routed.of_parts() for name, routed in by_block.items()}
+    def extend(number, x_BWM, written):
+      own = weights_lib.unflatten(_at(weights, specs, number))
+      own_cache = {name: {**cache[name], 'self': of_layers} for name, of_layers in written.items()}
+      output = self._run_block(number, x_BWM, [], rows, own, own_cache)
+      return shard(output.x_BTM, 'BWM'), {name: of_layers['self'] for name, of_layers in output.cache.items()}
+
+    written = {name: of_layers['self'] for name, of_layers in cache.items()}
+    x_BWM, written = counted(self.num_blocks, extend, x_BWM, written)
+    cache = {name: {**cache[name], 'self': of_layers} for name, of_layers in written.items()}
+    return StackOutput(x_BWM, {}, cache, None)
 
   def _memory(self, theta, memory_BUM):
-    array = lambda: tf.TensorArray(memory_BUM.dtype, self.num_blocks)
+    weights = weights_lib.flatten(theta)
+    specs = {name: {'cross_attention': of_layer['cross_attention']} for name, of_layer in self._specs.items()}
 
     def fill(number, arrays):
-      filled = {}
+      own, filled = weights_lib.unflatten(_at(weights, weights_lib.flatten(specs), number)), {}
       for name, layer in self.traced.items():
         with tf.name_scope(name):
-          own = {'cross_attention': layer.weights()['cross_attention']}
-          cache = layer.memory_cache(_used(theta[name], own, number), memory_BUM)
+          cache = layer.memory_cache(_used(own[name], specs[name]), memory_BUM)
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
 
-    (arrays,) = counted(self.num_blocks, fill, {name: {'keys': array(), 'values': array()} for name in self.traced})
+    array = functools.partial(tf.TensorArray, memory_BUM.dtype, self.num_blocks)
+    (arrays,) = counted(self.num_blocks, fill, {name: {'keys': array(), 'values': array()} for name in specs})
     return tf.nest.map_structure(lambda array: shard(array.stack(), 'LBNUK'), arrays)
-
-  def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
-    """Runs one loop over blocks, each of which writes its positions of the cache in place."""
-
-    def extend_block(number, x_BWM, own_caches):
-      written = {}
-      for name, layer in self.traced.items():
-        with tf.name_scope(name):
-          own = _used(theta[name], layer.weights(), number)
-          of_layers = {**cache[name], 'self': own_caches[name]}
-          x_BWM, of_layers = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, of_layers, number)
-        written[name] = of_layers['self']
-      return shard(x_BWM, 'BWM'), written
-
-    own_caches = {name: of_layers['self'] for name, of_layers in cache.items()}
-    x_BWM, own_caches = counted(self.num_blocks, extend_block, x_BWM, own_caches)
-    return x_BWM, {name: {**cache[name], 'self': own} for name, own in own_caches.items()}
 
 
 def scan(
@@ -246,12 +248,11 @@ def scan(
   return y, tf.nest.pack_sequence_as(aux_specs, auxiliary)
 
 
-def _used(theta: Theta, specs: Specs, number: tf.Tensor | None = None) -> Theta:
-  """Weights that `specs` names, gathered for use: of one block, or of block `number` of stacked ones."""
+def _used(theta: Theta, specs: Specs) -> Theta:
+  """Weights of one block that `specs` names, gathered for use."""
   with tf.name_scope('weights'):
     weights, specs = weights_lib.flatten(theta), weights_lib.flatten(specs)
-    own = weights if number is None else _at(weights, specs, number)
-    return weights_lib.unflatten({name: xla_sharding.gather(own[name], spec.dims) for name, spec in specs.items()})
+    return weights_lib.unflatten({name: xla_sharding.gather(weights[name], spec.dims) for name, spec in specs.items()})
 
 
 def _at(weights, specs, number):

@@ -1,7 +1,7 @@
 """Stack: layers in order, every k-th with experts, unrolled; scanned_stack.py has the form in one loop."""
 
 import dataclasses
-import functools
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -15,9 +15,18 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import rematerialised
-from lingvo_moe.layers.transformer import Branches, Layer, LayerCache
+from lingvo_moe.layers.transformer import Branches, Layer, LayerCache, Rows
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
+
+
+class StackOutput(NamedTuple):
+  """Output of a stack, and what it returns besides; see LayerOutput."""
+
+  x_BTM: tf.Tensor
+  routed: dict[str, Routed]  # by layer name, of layers with experts
+  cache: StackCache | None
+  memory_weights_BnTU: tf.Tensor | None  # of one layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,21 +73,13 @@ class Stack(Branches):
     return None
 
   def weights(self) -> Specs:
-    stacked = lambda specs: specs if self.num_blocks is None else weights_lib.stack(specs, self.num_blocks)
     layers = {name: layer.weights() for name, layer in self.traced.items()}
     last = {'norm': self.norm.weights()} if self.norm_first else {}
     if self.shared_relative:
       last['relative'], *_ = [own['attention'].pop('relative') for own in layers.values()]
-    return {**{name: stacked(own) for name, own in layers.items()}, **last}
-
-  def _own(self, theta: Theta, name: str) -> Theta:
-    """Weights of a layer, with those that all layers share."""
-    if not self.shared_relative:
-      return theta[name]
-    return {**theta[name], 'attention': {**theta[name]['attention'], 'relative': theta['relative']}}
-
-  def _last(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    return self.norm(theta['norm'], x_BTM) if self.norm_first else x_BTM
+    if self.num_blocks is not None:
+      layers = {name: weights_lib.stack(own, self.num_blocks) for name, own in layers.items()}
+    return {**layers, **last}
 
   def __call__(
     self,
@@ -88,96 +89,21 @@ class Stack(Branches):
     memory_BUM: tf.Tensor | None = None,
     memory_segments_BU: tf.Tensor | None = None,
     key: tf.Tensor | None = None,
-  ) -> tuple[tf.Tensor, dict[str, Routed]]:
-    """Runs the stack over whole rows: ([B, T, M], {layer name: Routed} for layers with experts).
+    aligned_layer: int | None = None,
+  ) -> StackOutput:
+    """Runs the stack over whole rows.
 
     Decoders attend causally, and to the encoder output `memory_BUM` of the same segment. A segment is the sentence of
-    the row that a position belongs to; 0 is padding. The random key is None at inference.
+    the row that a position belongs to; 0 is padding. The random key is None at inference. The layer of number
+    `aligned_layer` also returns the weights of its attention to the encoder output; see Attention.attend.
     """
-    mask_BTT, paddings_BT, memory_mask_BTU = self._masks(segments_BT, memory_segments_BU)
-    x_BTM, routed = self._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
-    return ops.map_sub_batches(lambda x_BTM: self._last(theta, x_BTM), x_BTM), routed
-
-  def memory_weights(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    segments_BT: tf.Tensor,
-    memory_BUM: tf.Tensor,
-    memory_segments_BU: tf.Tensor,
-    number: int,
-  ) -> tf.Tensor:
-    """Weights by which a layer of a decoder attends to the encoder output; see Attention.weights_of.
-
-    Arguments are those of `__call__`, at inference, and the number of the layer.
-    """
-    stack, theta = self.unrolled(theta)
-    mask_BTT, paddings_BT, memory_mask_BTU = self._masks(segments_BT, memory_segments_BU)
-    below = dataclasses.replace(stack, num_layers=number)
-    x_BTM, _ = below._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, None)
-    own = stack._own(theta, weights_lib.layer_name(number))
-    return stack._layer(number).memory_weights(own, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU)
-
-  def unrolled(self, theta: Theta) -> tuple['Stack', Theta]:
-    """The unrolled stack that is equal to this one, with its weights."""
-    return self, theta
-
-  def _masks(self, segments_BT, memory_segments_BU):
-    """Masks of attention to itself and, last, to the encoder output; between them the paddings."""
-    mask_BTT = segment_mask(segments_BT, segments_BT)
-    memory_mask_BTU = None
+    mask_BTT, memory_mask_BTU = segment_mask(segments_BT, segments_BT), None
     if self.cross_attention or self.causal:
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
     if self.cross_attention:
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
-    return mask_BTT, tf.cast(segments_BT == 0, tf.float32), memory_mask_BTU
-
-  def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
-    """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""
-    all_routed = {}
-    for number, (name, layer) in enumerate(self.layers.items()):
-      own_key = prng.fold(key, number)
-
-      def run(theta, x_BTM, memory_BUM=None, name=name, layer=layer, key=own_key):
-        x_BTM, routing = layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
-        return x_BTM, {name: routing.routed} if layer.is_moe else {}
-
-      if self.remat == 'block' and key is not None:
-        run = functools.partial(rematerialised, run)
-      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
-        x_BTM, routed = run(self._own(theta, name), x_BTM, *([memory_BUM] if self.cross_attention else []))
-      all_routed |= routed
-    return x_BTM, all_routed
-
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Cache of decoder layers by name: room for their keys and values, and those of the encoder output."""
-    own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
-    return {name: {**own[name], 'memory': memory} for name, memory in self._memory(theta, memory_BUM).items()}
-
-  def _memory(self, theta, memory_BUM):
-    """Keys and values of the encoder output by the name of a traced layer."""
-    return {name: layer.memory_cache(theta[name], memory_BUM) for name, layer in self.layers.items()}
-
-  def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
-    """Cache of the layers by name, for a stack without cross-attention."""
-    own = lambda: self.attention.empty_cache(rows, num_positions, dtype, self.num_blocks)
-    return {name: {'self': own()} for name in self.traced}
-
-  def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> StackCache:
-    """Cache of T flat positions after reading the first embedded symbols of each row, without cross-attention.
-
-    real_BT is False at padding, which is last in its row. A symbol may attend to `window` positions, itself included.
-    """
-    rows, length = sizes(x_BTM)[:2]
-    ago_TU = tf.range(length)[:, tf.newaxis] - tf.range(length)[tf.newaxis]
-    mask_BTU = ((ago_TU >= 0) & (ago_TU < window))[tf.newaxis] & real_BT[:, tf.newaxis]
-    now = Now(tf.constant(0), tf.constant(0), tf.cast(mask_BTU, tf.float32), real_BT, tf.range(length)[tf.newaxis])
-    return self.extend(theta, x_BTM, now, None, self.empty_cache(rows, length, x_BTM.dtype))[1]
-
-  def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
-    """Cache gathered at these flat positions, with the encoder output's unchanged; see flat_sequence.loop."""
-    kept = lambda own: self.attention.keep_positions(own, positions_BU)
-    return {name: {**of_layer, 'self': kept(of_layer['self'])} for name, of_layer in cache.items()}
+    rows = Rows(mask_BTT, tf.cast(segments_BT == 0, tf.float32), memory_mask_BTU, key)
+    return self._run(theta, x_BTM, memory_BUM, rows, aligned_layer=aligned_layer)
 
   def extend(
     self, theta: Theta, x_BWM: tf.Tensor, now: Now, memory_segments_BU: tf.Tensor | None, cache: StackCache
@@ -202,17 +128,62 @@ class Stack(Branches):
       memory_mask_B1U = tf.expand_dims(memory_segments_BU > 0, 1)
       empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
     empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
-    paddings_BW = tf.cast(empty_BW, tf.float32)
-    x_BWM, cache = self._extend(theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache)
-    return self._last(theta, x_BWM), cache
+    rows = Rows(now.mask_BWU, tf.cast(empty_BW, tf.float32), memory_mask_B1U, now=now)
+    output = self._run(theta, x_BWM, None, rows, cache)
+    return output.x_BTM, output.cache
 
-  def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
-    """Runs the layers in order for a step of decoding; arguments are those of Layer.extend, results of `extend`."""
-    cache = dict(cache)
-    for name, layer in self.layers.items():
-      with tf.name_scope(name):
-        x_BWM, cache[name] = layer.extend(self._own(theta, name), x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
-    return x_BWM, cache
+  def _run(self, theta, x_BTM, memory_BUM, rows, cache=None, aligned_layer=None) -> StackOutput:
+    """Runs the layers in order, then the last normalisation; with a cache, for a step of decoding."""
+    x_BTM, routed, cache, weights_BnTU = self._run_layers(theta, x_BTM, memory_BUM, rows, cache, aligned_layer)
+    if self.norm_first:
+      x_BTM = ops.map_sub_batches(lambda x_BTM: self.norm(theta['norm'], x_BTM), x_BTM)
+    return StackOutput(x_BTM, routed, cache, weights_BnTU)
+
+  def _run_layers(self, theta, x_BTM, memory_BUM, rows, cache, aligned_layer) -> StackOutput:
+    routed, written, weights_BnTU = {}, {}, None
+    for number, (name, layer) in enumerate(self.layers.items()):
+      own, own_rows, aligned = theta[name], rows._replace(key=prng.fold(rows.key, number)), number == aligned_layer
+      if self.shared_relative:
+        own = {**own, 'attention': {**own['attention'], 'relative': theta['relative']}}
+      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
+        if self.remat == 'block' and rows.key is not None:
+          output = rematerialised(layer, own, x_BTM, memory_BUM, rows=own_rows, with_weights=aligned)
+        else:
+          output = layer(own, x_BTM, memory_BUM, own_rows, cache and cache[name], with_weights=aligned)
+      x_BTM, written[name] = output.x_BTM, output.cache
+      routed |= {name: output.routed} if layer.is_moe else {}
+      weights_BnTU = output.memory_weights_BnTU if aligned else weights_BnTU
+    return StackOutput(x_BTM, routed, cache and written, weights_BnTU)
+
+  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
+    """Cache of decoder layers by name: room for their keys and values, and those of the encoder output."""
+    own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
+    return {name: {**own[name], 'memory': memory} for name, memory in self._memory(theta, memory_BUM).items()}
+
+  def _memory(self, theta, memory_BUM):
+    """Keys and values of the encoder output by the name of a traced layer."""
+    return {name: layer.memory_cache(theta[name], memory_BUM) for name, layer in self.layers.items()}
+
+  def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
+    """Cache of the layers by name, for a stack without cross-attention."""
+    own = {name: self.attention.empty_cache(rows, num_positions, dtype, self.num_blocks) for name in self.traced}
+    return {name: {'self': empty} for name, empty in own.items()}
+
+  def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> StackCache:
+    """Cache of T flat positions after reading the first embedded symbols of each row, without cross-attention.
+
+    real_BT is False at padding, which is last in its row. A symbol may attend to `window` positions, itself included.
+    """
+    rows, length = sizes(x_BTM)[:2]
+    ago_TU = tf.range(length)[:, tf.newaxis] - tf.range(length)[tf.newaxis]
+    mask_BTU = ((ago_TU >= 0) & (ago_TU < window))[tf.newaxis] & real_BT[:, tf.newaxis]
+    now = Now(tf.constant(0), tf.constant(0), tf.cast(mask_BTU, tf.float32), real_BT, tf.range(length)[tf.newaxis])
+    return self.extend(theta, x_BTM, now, None, self.empty_cache(rows, length, x_BTM.dtype))[1]
+
+  def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
+    """Cache gathered at these flat positions, with the encoder output's unchanged; see flat_sequence.loop."""
+    kept = {name: self.attention.keep_positions(own['self'], positions_BU) for name, own in cache.items()}
+    return {name: {**own, 'self': kept[name]} for name, own in cache.items()}
 
   def _layer(self, number: int) -> Layer:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1

@@ -51,7 +51,7 @@ def test_a_prefix_at_once_and_then_step_by_step_gives_what_whole_rows_do(prefix,
   # Rows of 6 and of 5 symbols; the prefix of the second is one shorter, and padded.
   stack = kind(**{**vars(STACK), 'moe_every': 1 if kind is ScannedStack else 2})
   theta, x = theta_of(stack), some_input()
-  whole, _ = stack(theta, x, ONES)
+  whole, *_ = stack(theta, x, ONES)
   lengths = np.array([prefix, max(prefix - 1, 0)])
   room = prefix + 6
   cache = stack.empty_cache(2, room)

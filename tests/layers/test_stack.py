@@ -47,7 +47,7 @@ def test_a_stack_without_experts_is_dense():
 
 
 def test_routing_statistics_come_by_layer_name():
-  _, routing = ENCODER(theta_of(ENCODER), some_input(2, 3), tf.ones([2, 3], tf.int32))
+  routing = ENCODER(theta_of(ENCODER), some_input(2, 3), tf.ones([2, 3], tf.int32)).routed
   assert list(routing) == ['layer_01']
   assert float(routing['layer_01'].stats.tokens) == 6
 
@@ -55,13 +55,15 @@ def test_routing_statistics_come_by_layer_name():
 def test_packed_sentences_come_out_as_in_rows_of_their_own():
   theta, x = theta_of(ENCODER), some_input(1, 8)
   decoder_theta, y = theta_of(DECODER, seed=1), some_input(1, 6, seed=2)
-  memory, _ = ENCODER(theta, x, tf.constant([[1, 1, 1, 2, 2, 2, 2, 0]]))
-  out, _ = DECODER(decoder_theta, y, tf.constant([[1, 1, 2, 2, 2, 0]]), memory, tf.constant([[1, 1, 1, 2, 2, 2, 2, 0]]))
+  memory, *_ = ENCODER(theta, x, tf.constant([[1, 1, 1, 2, 2, 2, 2, 0]]))
+  out, *_ = DECODER(
+    decoder_theta, y, tf.constant([[1, 1, 2, 2, 2, 0]]), memory, tf.constant([[1, 1, 1, 2, 2, 2, 2, 0]])
+  )
   for x_range, y_range in ((slice(0, 3), slice(0, 2)), (slice(3, 7), slice(2, 5))):
     ones = lambda part: tf.ones(part.shape[:2], tf.int32)
     own_x, own_y = x[:, x_range], y[:, y_range]
-    own_memory, _ = ENCODER(theta, own_x, ones(own_x))
-    own_out, _ = DECODER(decoder_theta, own_y, ones(own_y), own_memory, ones(own_x))
+    own_memory, *_ = ENCODER(theta, own_x, ones(own_x))
+    own_out, *_ = DECODER(decoder_theta, own_y, ones(own_y), own_memory, ones(own_x))
     np.testing.assert_allclose(memory[:, x_range], own_memory, atol=2e-5)
     np.testing.assert_allclose(out[:, y_range], own_out, atol=2e-5)
 
@@ -101,7 +103,7 @@ def output_and_gradients(stack, theta, key, dtype=tf.float32, shapes='static'):
   def run(x, memory, flat):
     with tf.GradientTape() as tape:
       tape.watch([x, memory, *flat.values()])
-      y, routed = stack(weights.unflatten(flat), x, segments, memory, memory_segments, key)
+      y, routed, *_ = stack(weights.unflatten(flat), x, segments, memory, memory_segments, key)
       aux = tf.add_n([r.stats.aux_loss for r in routed.values()])
       loss = tf.reduce_sum(tf.sin(tf.cast(y, tf.float32))) + 3.0 * aux
     dx, dmemory, *dweights = tape.gradient(loss, [x, memory, *flat.values()])
@@ -157,6 +159,28 @@ def test_rematerialising_changes_no_number(kind, policy):
   assert_same(output_and_gradients(stack, stacked(theta_of(DEEP), stack), key, shapes='eager'), expected)
 
 
+@functools.cache
+def attention_and_gradient(kind, policy):
+  stack = kind(**{**vars(DEEP), 'remat': policy})
+  theta, memory, ones = stacked(theta_of(DEEP), stack), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
+  with tf.GradientTape() as tape:
+    tape.watch(memory)
+    output = stack(theta, some_input(2, 4), ones, memory, ones, prng.key(3), 3)
+    loss = tf.reduce_sum(tf.sin(output.memory_weights_BnTU)) + tf.reduce_sum(output.x_BTM)
+  return output.memory_weights_BnTU, tape.gradient(loss, memory)
+
+
+@pytest.mark.parametrize(
+  'kind, policy', [(Stack, 'block'), (Stack, 'attention'), (ScannedStack, 'none'), (ScannedStack, 'block')]
+)
+def test_attention_weights_of_a_layer_in_training_have_a_gradient_however_it_is_computed(kind, policy):
+  weights_BNTU, dmemory = attention_and_gradient(kind, policy)
+  expected_BNTU, expected_dmemory = attention_and_gradient(Stack, 'none')
+  np.testing.assert_allclose(tf.reduce_sum(weights_BNTU, axis=-1), np.ones([2, 2, 4]), rtol=1e-5)
+  np.testing.assert_allclose(weights_BNTU, expected_BNTU, atol=1e-5)
+  np.testing.assert_allclose(dmemory, expected_dmemory, atol=2e-5 * np.abs(expected_dmemory).max())
+
+
 def test_a_value_that_is_kept_replaces_the_one_that_is_computed_again():
   x = tf.constant([1.0, 2.0])
   square = lambda x: 3 * remat.keep(remat.keep(x * x, 'M') + 1, 'M')
@@ -199,7 +223,7 @@ def test_a_dense_stack_is_scanned_layer_by_layer():
   unrolled = Stack(3, ATTENTION, FFN, residual_dropout=0.1)
   scanned = ScannedStack(**vars(unrolled))
   theta, x, ones = theta_of(unrolled), some_input(2, 5), tf.ones([2, 5], tf.int32)
-  expected, _ = unrolled(theta, x, ones, key=prng.key(0))
+  expected, *_ = unrolled(theta, x, ones, key=prng.key(0))
   np.testing.assert_allclose(scanned(stacked(theta, scanned), x, ones, key=prng.key(0))[0], expected, atol=2e-5)
 
 
@@ -317,7 +341,7 @@ def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
     def run(flat):
       with tf.GradientTape() as tape:
         tape.watch(list(flat.values()))
-        y, _ = stack(weights.unflatten(flat), some_input(2, 5), segments, some_input(2, 5), segments, prng.key(0))
+        y, *_ = stack(weights.unflatten(flat), some_input(2, 5), segments, some_input(2, 5), segments, prng.key(0))
       return tape.gradient(y, list(flat.values()))
 
     graph = tf.function(run, autograph=False).get_concrete_function(specs).graph.as_graph_def()

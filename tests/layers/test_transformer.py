@@ -14,7 +14,7 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.layers.transformer import Layer, Rows
 
 ATTENTION, FFN = Attention(8, 2, 4), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
@@ -59,7 +59,7 @@ def test_a_layer_adds_each_branch_of_its_normalised_input():
   layer = Layer(ATTENTION, FFN, cross_attention=True)
   theta, x, memory = theta_of(layer), some_input(2, 3), some_input(2, 4, seed=1)
   mask, memory_mask = tf.ones([2, 3, 3]), tf.ones([2, 3, 4])
-  y, routing = layer(theta, x, mask, tf.zeros([2, 3]), memory, memory_mask)
+  y, routing, *_ = layer(theta, x, memory, Rows(mask, tf.zeros([2, 3]), memory_mask))
   assert routing is None
   own, cross, ffn = theta['attention'], theta['cross_attention'], theta['ffn']
   h = norm(own['norm'], x.numpy())
@@ -79,8 +79,12 @@ def test_every_dropout_is_on_in_training_and_off_at_inference(branch, rates):
     name: value if name == branch else {**value, 'wo': 0 * value['wo'], 'bo': 0 * value['bo']}
     for name, value in theta_of(layer).items()
   }  # the other branches add nothing
-  rows = some_input(2, 3), tf.ones([2, 3, 3]), tf.zeros([2, 3]), some_input(2, 4, seed=1), tf.ones([2, 3, 4])
-  run = lambda layer, key: layer(alone, *rows, key)[0]
+  x, memory, masks = (
+    some_input(2, 3),
+    some_input(2, 4, seed=1),
+    (tf.ones([2, 3, 3]), tf.zeros([2, 3]), tf.ones([2, 3, 4])),
+  )
+  run = lambda layer, key: layer(alone, x, memory, Rows(*masks, key))[0]
   np.testing.assert_array_equal(run(layer, None), run(Layer(ATTENTION, FFN, cross_attention=True), None))
   changed = np.abs(run(layer, prng.key(0)) - run(layer, None))
   assert np.mean(changed > 1e-3) > 0.4 and np.mean(run(layer, prng.key(0)) != run(layer, prng.key(1))) > 0.2

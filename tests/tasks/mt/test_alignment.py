@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from text_lines import write
 
+from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
@@ -122,6 +123,21 @@ def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
   for step in range(60):
     runtime.train_step(train.batch(step))
   assert missed() > 2 * before
+
+
+def test_guided_training_runs_encoder_and_decoder_once(guided):
+  config, vocabs, cache_dir = guided
+  model = config.program().model
+  batch = TrainInput(config, vocabs, cache_dir, Feed(quiet=True)).batch(0)
+
+  def products(names):
+    specs = {name: tf.TensorSpec(batch[name].shape, batch[name].dtype) for name in names}
+    weights = {name: tf.TensorSpec(s.shape) for name, s in weights_lib.flatten(model.weights()).items()}
+    loss = lambda weights, batch: model.loss(weights_lib.unflatten(weights), batch, prng.key(0))[0]
+    graph = tf.function(loss, autograph=False).get_concrete_function(weights, specs).graph
+    return [op.name for op in graph.get_operations() if op.type in ('Einsum', 'MatMul', 'BatchMatMulV2')]
+
+  assert products(batch) == products(batch.keys() - {ALIGNED}) != []
 
 
 def test_alignments_of_what_is_left_out_are_not_read(guided, tmp_path):
