@@ -105,15 +105,11 @@ def embed(
   key: tf.Tensor | None = None,
 ) -> tf.Tensor:
   """Embedded input [B, T, M] of a stack, with sinusoidal positions where positions are given, and dropout."""
-
-  def embed_rows(ids_BT, positions_BT, key):
-    x_BTM = embedding.lookup(theta, ids_BT)
-    if positions_BT is not None:
-      x_BTM += settings.sinusoids(positions_BT, embedding.model_dim)
-    x_BTM = tf.cast(x_BTM, settings.activation_dtype if backend.current().bfloat16 else tf.float32)
-    return prng.dropout(x_BTM, settings.input_dropout, prng.fold(key, 'input'))
-
-  return ops.map_sub_batches(embed_rows, ids_BT, positions_BT, key)
+  x_BTM = embedding.lookup(theta, ids_BT)
+  if positions_BT is not None:
+    x_BTM += settings.sinusoids(positions_BT, embedding.model_dim)
+  x_BTM = tf.cast(x_BTM, settings.activation_dtype if backend.current().bfloat16 else tf.float32)
+  return prng.dropout(x_BTM, settings.input_dropout, prng.fold(key, 'input'))
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int, endpoint: bool = True) -> tf.Tensor:

@@ -139,14 +139,10 @@ class RecurrentStack:
 
   def _recurrent(self, name, theta, x_BTM, begins_BT, before, key):
     """Runs an LSTM: (its input plus its output, its states); see `_run`."""
-
-    def run(x_BTM, begins_BT, before, key):
-      own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BTM.dtype)
-      state = self.lstm(own, x_BTM, begins_BT) if before is None else self.lstm.step(own, x_BTM, before)
-      return x_BTM + self._dropout(state.output_BTM, key, name), state
-
     with tf.name_scope(f'{name}/lstm'):
-      return ops.map_sub_batches(run, x_BTM, begins_BT, before and before[name], key)
+      own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BTM.dtype)
+      state = self.lstm(own, x_BTM, begins_BT) if before is None else self.lstm.step(own, x_BTM, before[name])
+      return x_BTM + self._dropout(state.output_BTM, key, name), state
 
   def _middle(self, theta, x_BTM, paddings_BT, key=None):
     """Runs the layer between the LSTMs on all positions at once: ([B, T, M], {layer name: Routed} of experts)."""

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size, sizes
@@ -135,8 +134,7 @@ class Stack(Branches):
   def _run(self, theta, x_BTM, memory_BUM, rows, cache=None, aligned_layer=None) -> StackOutput:
     """Runs the layers in order, then the last normalisation; with a cache, for a step of decoding."""
     x_BTM, routed, cache, weights_BnTU = self._run_layers(theta, x_BTM, memory_BUM, rows, cache, aligned_layer)
-    if self.norm_first:
-      x_BTM = ops.map_sub_batches(lambda x_BTM: self.norm(theta['norm'], x_BTM), x_BTM)
+    x_BTM = self.norm(theta['norm'], x_BTM) if self.norm_first else x_BTM
     return StackOutput(x_BTM, routed, cache, weights_BnTU)
 
   def _run_layers(self, theta, x_BTM, memory_BUM, rows, cache, aligned_layer) -> StackOutput:

@@ -116,26 +116,7 @@ class Layer(Branches):
       with_weights: whether the weights of the attention to the encoder output are returned.
     """
     theta, key = weights_lib.cast(theta, self.weights(), x_BTM.dtype), rows.key
-    weights_BnTU = None
-    if cache is None:  # each row by itself, on a CPU in sub-batches
-      run = lambda *of_rows: [y for y in self._by_rows(theta, *of_rows, with_weights=with_weights) if y is not None]
-      x_BTM, *weights = ops.map_sub_batches(run, x_BTM, memory_BUM, rows)
-      weights_BnTU = weights[0] if weights else None
-    else:
-      x_BTM, cache, _ = self._by_rows(theta, x_BTM, memory_BUM, rows, cache, number)
-    if not self.is_moe:
-      return LayerOutput(x_BTM, None, cache, weights_BnTU)
-    with tf.name_scope('moe'):
-      own = theta['moe']
-      h_BTM = ops.map_sub_batches(lambda x_BTM: self._input(own, x_BTM), x_BTM)
-      y_BTM, routing = self.ffn(own, h_BTM, rows.paddings_BT, prng.fold(key, 'gate'))
-      add = lambda x_BTM, y_BTM, key: self._add(x_BTM, own, y_BTM, key, 'moe')
-      x_BTM = ops.map_sub_batches(add, x_BTM, y_BTM, key)
-    return LayerOutput(x_BTM, routing.routed, cache, weights_BnTU)
-
-  def _by_rows(self, theta, x_BTM, memory_BUM, rows, cache=None, number=None, with_weights=False):
-    """Runs all but experts: (x, cache, attention weights); see `__call__`."""
-    key, weights_BnTU = rows.key, None
+    routed = weights_BnTU = None
     with tf.name_scope('attention'):
       own = theta['attention']
       h_BTM = self._input(own, x_BTM)
@@ -152,12 +133,18 @@ class Layer(Branches):
         h_BTM, own_key = self._input(own, x_BTM), prng.fold(key, 'cross_attention')
         y_BTM, weights_BnTU = self._attend(to_memory, own, h_BTM, memory, rows.memory_mask_BTU, own_key, with_weights)
         x_BTM = self._add(x_BTM, own, y_BTM, key, 'cross_attention')
-    if not self.is_moe:
-      with tf.name_scope('ffn'):
-        own = theta['ffn']
-        y_BTM = self.ffn(own, self._input(own, x_BTM), prng.fold(key, 'ffn'))
-        x_BTM = self._add(x_BTM, own, y_BTM, key, 'ffn')
-    return x_BTM, cache, weights_BnTU
+    with tf.name_scope(name := 'moe' if self.is_moe else 'ffn'):
+      own = theta[name]
+      if self.is_moe:
+        x_BTM = ops.beside_experts(x_BTM)
+      h_BTM = self._input(own, x_BTM)
+      if self.is_moe:
+        y_BTM, routing = self.ffn(own, h_BTM, rows.paddings_BT, prng.fold(key, 'gate'))
+        routed = routing.routed
+      else:
+        y_BTM = self.ffn(own, h_BTM, prng.fold(key, 'ffn'))
+      x_BTM = self._add(x_BTM, own, y_BTM, key, name)
+    return LayerOutput(x_BTM, routed, cache, weights_BnTU)
 
   def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
     """Keys and values of the encoder output."""

@@ -1,7 +1,6 @@
 """Loss over target tokens and of gates, and counts of tokens and groups: functions of logits, labels and routing."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,8 +64,7 @@ def token_loss(
   """
   with tf.name_scope('softmax'):
     smoothing = settings.label_smoothing if training else 0.0
-    cross_entropy = functools.partial(ops.softmax_cross_entropy, smoothing=smoothing, z_weight=settings.z_loss_weight)
-    xent_BT, loss_BT = ops.map_sub_batches(cross_entropy, logits_BTV, label_BT)
+    xent_BT, loss_BT = ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, settings.z_loss_weight)
   factor_BT = real_BT
   if LOSS_FACTORS in batch:
     factor_BT *= tf.cast(batch[LOSS_FACTORS], tf.float32) / 1000
@@ -94,7 +92,7 @@ def token_loss(
 def token_scores(logits_BTV: tf.Tensor, label_BT: tf.Tensor, real_BT: tf.Tensor) -> tf.Tensor:
   """Scores: log p of each token given those before it, float32 [B, T]; 0 where none counts."""
   with tf.name_scope('softmax'):
-    xent_BT, _ = ops.map_sub_batches(ops.softmax_cross_entropy, logits_BTV, label_BT)
+    xent_BT, _ = ops.softmax_cross_entropy(logits_BTV, label_BT)
   return -xent_BT * real_BT
 
 

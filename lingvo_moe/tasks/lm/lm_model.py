@@ -1,12 +1,10 @@
 """Language model: a causal stack of layers, its loss, and one step of decoding."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs, Theta
@@ -101,8 +99,9 @@ class LanguageModel(InputSettings, LossSettings):
 
   def _logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """The output softmax, which shares the embedding unless the model has another."""
-    name = 'output_embedding' if self.output_embedding else 'target_embedding'
-    return ops.map_sub_batches(functools.partial(getattr(self, name).logits, theta[name]), x_BTM)
+    if self.output_embedding:
+      return self.output_embedding.logits(theta['output_embedding'], x_BTM)
+    return self.target_embedding.logits(theta['target_embedding'], x_BTM)
 
 
 def _real(batch: Batch) -> tf.Tensor:
