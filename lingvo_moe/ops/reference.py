@@ -208,11 +208,6 @@ def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
   return tf.reduce_mean(tf.square(x), axis=axes, keepdims=True)
 
 
-def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
-  """f(*rows) of nested tensors [B, ...], where each row of the result depends on that row alone; here at once."""
-  return f(*rows)
-
-
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
   """Maps f over nested tensors [B, ...] whose rows do not depend on each other; `specs` are those of its results."""
   return f(rows)

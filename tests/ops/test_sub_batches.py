@@ -29,52 +29,55 @@ def in_parts(count, **values):
   return Backend('cpu', cpu.OVERRIDES, 'grouped', sub_batches=count, **values)
 
 
-def calls_of(f, *shapes, parts=3):
-  """Number of sub-batches of map_sub_batches in f(function, *args), traced with arguments of these shapes."""
+def calls_of(*shapes, parts=3):
+  """Number of sub-batches of by_rows for arguments of these shapes."""
   calls = []
 
-  def count(*args):
-    calls.append(args)
-    return args[0]
+  def count(x, y, scale, *, add=0.0):
+    calls.append((x, y))
+    return {'sum': x * scale + y + add}
 
   def run(*args):
     with backend.use(in_parts(parts)):
-      return f(count, *args)
+      return cpu.sub_batches.by_rows(count, places=(0, 1))(*args, 2.0, add=1.0)['sum']
 
   specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-  tf.function(run, specs, autograph=False).get_concrete_function()
+  traced = tf.function(run, specs, autograph=False)
+  args = [np.random.default_rng(0).normal(size=[d or 5 for d in shape]).astype(np.float32) for shape in shapes]
+  np.testing.assert_allclose(traced(*args), args[0] * 2 + args[1] + 1, rtol=1e-6)
   return len(calls)
 
 
-def test_rows_are_divided_unless_something_belongs_to_all_of_them():
-  assert calls_of(ops.map_sub_batches, [None, 2], parts=1) == 1
-  assert calls_of(ops.map_sub_batches, [None, 2]) == 3
-  assert calls_of(ops.map_sub_batches, [6, 2]) == 3
-  assert calls_of(lambda f, x: ops.map_sub_batches(f, x, None), [None, 2]) == 3
-  assert calls_of(ops.map_sub_batches, [None, 2], [1, 2]) == 3  # a row that belongs to every sub-batch
-  assert calls_of(ops.map_sub_batches, [None, 2], []) == 1  # one random key for all rows
+def test_rows_are_divided_unless_there_is_one_or_none():
+  assert calls_of([None, 2], [None, 2], parts=1) == 1
+  assert calls_of([None, 2], [None, 2]) == 3
+  assert calls_of([6, 2], [6, 2]) == 3
+  assert calls_of([1, 2], [1, 2]) == 1
+  assert calls_of([6], [6]) == 1  # no axis but that of rows: not of a batch
 
 
 @pytest.mark.parametrize('rows', [1, 2, 3, 7])
 def test_sub_batches_are_the_whole_forward_and_backward(rows):
-  def f(x, w):
-    first = ops.map_sub_batches(lambda x, y: {'sum': x + y, 'product': x * w}, x, 2.0 * x)
-    total = tf.reduce_sum(first['sum'], axis=0, keepdims=True)  # over all rows, as in layers with experts
-    return ops.map_sub_batches(lambda a, b: tf.sin(a * w) + b, first['product'], first['sum'] * total)
+  def f(x_BTM, w_MH, table_VM, b_H):
+    h_BTH = ops.linear(x_BTM, w_MH, b_H, tf.nn.relu)
+    total = tf.reduce_sum(h_BTH, axis=0, keepdims=True)  # over all rows, as in layers with experts
+    logits_BTV = ops.product('BTM,VM->BTV', ops.linear(h_BTH * total, tf.transpose(w_MH)), table_VM)
+    return ops.softmax_cross_entropy(logits_BTV, tf.ones(tf.shape(x_BTM)[:2], tf.int32), 0.1, 0.01)
 
   def value_and_gradients(in_force):
-    def run(x, w):
+    def run(*args):
       with backend.use(in_force), tf.GradientTape() as tape:
-        tape.watch([x, w])
-        y = f(x, w)
-        loss = tf.reduce_sum(y**2)
-      return [y, *tape.gradient(loss, [x, w])]
+        tape.watch(args)
+        xent_BT, loss_BT = f(*args)
+        loss = tf.reduce_sum(loss_BT**2)
+      return [xent_BT, loss_BT, *tape.gradient(loss, args)]
 
-    return tf.function(run, [tf.TensorSpec([None, 4]), tf.TensorSpec([4])], autograph=False)
+    specs = [tf.TensorSpec(shape) for shape in ([None, 2, 4], [4, 6], [5, 4], [6])]
+    return tf.function(run, specs, autograph=False)
 
-  x, w = tf.random.normal([rows, 4]), tf.random.normal([4])
-  for a, b in zip(value_and_gradients(in_parts(3))(x, w), value_and_gradients(backend.REFERENCE)(x, w), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  args = [tf.random.normal(shape) for shape in ([rows, 2, 4], [4, 6], [5, 4], [6])]
+  for a, b in zip(value_and_gradients(in_parts(3))(*args), value_and_gradients(backend.REFERENCE)(*args), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('rows', [1, 7, 20])
@@ -156,7 +159,7 @@ def gradients_and_metrics(task, count):
       calls.append(args)
       return super().loss(*args, **kwargs)
 
-  program = Program(Counted(**vars(task)), Adafactor(), schedule.Constant(0.1), num_groups=2)
+  program = Program(Counted(**vars(task)), Adafactor(), schedule.ConstantRate(0.1), num_groups=2)
   values = {name: tf.convert_to_tensor(x) for name, x in weights.flatten(theta_of(task, seed=1, scale=0.4)).items()}
   with backend.use(in_parts(count)):
     found = program.gradients(

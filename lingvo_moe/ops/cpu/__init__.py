@@ -10,17 +10,20 @@ from lingvo_moe.ops.cpu import factored, grouped_ffn, kernels, linear, sub_batch
 # TensorFlow's products (oneDNN) take a half to a third of the time of float32; without, they are emulated.
 BFLOAT16_UNITS = ('avx512_bf16', 'amx_bf16', 'bf16')
 
+_softmax_cross_entropy = functools.partial(vjp.softmax_cross_entropy, sparse=True)
+
 OVERRIDES = {
   **vjp.OVERRIDES,
   'add_gradients': factored.add_gradients,
   'grouped_ffn': grouped_ffn.grouped_ffn,
-  'linear': linear.trained_linear,
+  'linear': sub_batches.by_rows(linear.trained_linear),
   'map_rows': sub_batches.map_rows,
-  'map_sub_batches': sub_batches.map_sub_batches,
   'mean_square': kernels.mean_square,
   'product': linear.trained_product,
   'queue_positions': kernels.queue_positions,
-  'softmax_cross_entropy': functools.partial(vjp.softmax_cross_entropy, sparse=True),
+  'softmax_cross_entropy': sub_batches.by_rows(
+    functools.partial(vjp.softmax_cross_entropy, sparse=True), places=(0, 1)
+  ),
   'write_cache': kernels.write_cache,
 }
 

@@ -1,10 +1,11 @@
 """Sub-batches of rows computed side by side, one core each, where rows do not depend on each other.
 
-Measured with two cores: 1.18 to 1.27 times the steps a second of dense and 8-expert models, 1.0 to 1.1 of 128 experts.
+Measured with two cores: a training step of 128 experts in one group takes 1.09 times as long without `by_rows`.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,23 +16,27 @@ from lingvo_moe.ops import backend
 _MIN_ROWS = 8  # least rows of a sub-batch of map_rows; with fewer, matrix products are too small
 
 
-def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
-  """Computes f sub-batch by sub-batch, side by side in the traced program.
+def by_rows(operation: Callable[..., Any], places: Sequence[int] = (0,)) -> Callable[..., Any]:
+  """The operation, computed side by side for sub-batches of rows of the arguments at these places.
 
-  A tensor [1, ...] belongs to every sub-batch. If there is a scalar, such as one random key for all rows, all rows are
-  one sub-batch.
+  For steps that program.py does not divide in parts, as all rows are one group of a MoE layer. A matrix has no rows.
   """
-  number, flat = backend.current().sub_batches, tf.nest.flatten(rows)
-  tensors = [x for x in flat if x is not None]
-  divisible = [x for x in tensors if x.shape.rank and x.shape[0] != 1]
-  if number == 1 or not divisible or any(x.shape.rank == 0 for x in tensors):
-    return f(*rows)
-  count = sizes(divisible[0])[0]
-  ends = [count * (i + 1) // number for i in range(number)]
-  counts = tf.stack([end - begin for begin, end in zip([0, *ends], ends)])
-  divided = [[x] * number if x is None or x.shape[0] == 1 else tf.split(x, counts, num=number) for x in flat]
-  results = [f(*tf.nest.pack_sequence_as(rows, sub_batch)) for sub_batch in zip(*divided, strict=True)]
-  return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *results)
+
+  @functools.wraps(operation)
+  def run(*args, **kwargs):
+    number, rows = backend.current().sub_batches, [args[place] for place in places]
+    if number == 1 or any(x.shape.rank < 2 or x.shape[0] == 1 for x in rows):
+      return operation(*args, **kwargs)
+    count = sizes(rows[0])[0]
+    ends = [count * i // number for i in range(number + 1)]
+    counts = tf.stack([end - begin for begin, end in zip(ends, ends[1:])])
+    results = []
+    for sub_batch in zip(*(tf.split(x, counts, num=number) for x in rows), strict=True):
+      given = dict(enumerate(args)) | dict(zip(places, sub_batch))
+      results.append(operation(*given.values(), **kwargs))
+    return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *results)
+
+  return run
 
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
