@@ -119,18 +119,9 @@ class MoE:
     if slots is not None:
       y_GSM, routing = self._in_rounds(weights, x_GSM, routing, dropout_keys_GS, slots)
     else:
-      y = []
-      for part in routing.chunks(1 if key is None else self.capacity_chunks):
-        with unkept() if unlimited else contextlib.nullcontext():
-          dispatcher = dispatch.make(self.dispatch, part)
-          with tf.name_scope('dispatch'):
-            tokens = dispatcher.dispatch(x_GSM)
-            keys = None if dropout_keys_GS is None else dispatcher.keys(dropout_keys_GS)
-          experts = self.experts.rows if isinstance(tokens, GroupedRows) else self.experts
-          outputs = experts(weights, tokens, keys)
-          with tf.name_scope('combine'):
-            y.append(shard(dispatcher.combine(outputs), 'GSM'))
-      y_GSM = tf.add_n(y)
+      chunks = routing.chunks(1 if key is None else self.capacity_chunks)
+      with unkept() if unlimited else contextlib.nullcontext():
+        y_GSM = tf.add_n([self._outputs(weights, x_GSM, chunk, dropout_keys_GS) for chunk in chunks])
 
     y_BTM = shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM')
     if key is not None and self.output_masking:
@@ -164,6 +155,17 @@ class MoE:
       return None
     return ops.slots_per_round(self.gate.capacity(sizes(x_GSM)[1], self.num_experts, self.round_capacity_factor))
 
+  def _outputs(self, weights, x_GSM, routing, dropout_keys_GS) -> tf.Tensor:
+    """Dispatches tokens to their experts, computes these, and combines the outputs [G, S, M]."""
+    dispatcher = dispatch.make(self.dispatch, routing)
+    with tf.name_scope('dispatch'):
+      tokens = dispatcher.dispatch(x_GSM)
+      keys = None if dropout_keys_GS is None else dispatcher.keys(dropout_keys_GS)
+    experts = self.experts.rows if isinstance(tokens, GroupedRows) else self.experts
+    outputs = experts(weights, tokens, keys)
+    with tf.name_scope('combine'):
+      return shard(dispatcher.combine(outputs), 'GSM')
+
   def _in_rounds(self, weights, x_GSM, routing, dropout_keys_GS, slots) -> tuple[tf.Tensor, Routing]:
     """Sum over rounds of `slots` choices of each queue, until none waits; the Routing counts the rounds."""
     rounds = (routing.capacity + slots - 1) // slots
@@ -173,14 +175,9 @@ class MoE:
 
   def _round(self, number, x_GSM, weights, weight_GSR, *, routing, dropout_keys_GS, slots) -> tf.Tensor:
     """Outputs of the choices of one round alone."""
-    dispatcher = dispatch.make(self.dispatch, routing._replace(weight_GSR=weight_GSR).round(number, slots))
     with unkept():
-      with tf.name_scope('dispatch'):
-        tokens = dispatcher.dispatch(x_GSM)
-        keys = None if dropout_keys_GS is None else dispatcher.keys(dropout_keys_GS)
-      outputs = self.experts(weights, tokens, keys)
-      with tf.name_scope('combine'):
-        return shard(dispatcher.combine(outputs), 'GSM')
+      part = routing._replace(weight_GSR=weight_GSR).round(number, slots)
+      return self._outputs(weights, x_GSM, part, dropout_keys_GS)
 
   def _groups(self, rows: Size, training: bool) -> Size:
     """Number of groups: num_groups; at inference 1, unless num_groups divides a static B (shards then stay in place).
