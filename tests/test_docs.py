@@ -342,3 +342,11 @@ def run_blocks(path: pathlib.Path) -> None:
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   run_blocks(pathlib.Path(sys.argv[1]).absolute())
+
+
+def test_the_reading_path_of_the_tour_is_ten_files_that_one_can_read():
+  text = (ROOT / 'docs' / 'tour.md').read_text(encoding='utf-8')
+  section = text.partition('## The MoE Transformer in ten files')[2].partition('\n## ')[0]
+  files = re.findall(r'^\| \d+ \| `(.+?)` ', section, re.MULTILINE)
+  lines = sum(len((ROOT / file).read_text(encoding='utf-8').splitlines()) for file in files)
+  assert len(files) == 10 and lines < 2500
