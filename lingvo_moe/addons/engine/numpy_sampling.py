@@ -1,6 +1,7 @@
 """Sampling in NumPy: continuations drawn symbol by symbol, by temperature, top-k and top-p, or greedily.
 
-Draws are those of search/sampling.py, with the random numbers of core/prng.py, which describe them.
+Draws are those of search/sampling.py, with the random numbers of core/prng.py, which describe them. Here rows that have
+ended leave the batch, and the first symbols may be given.
 """
 
 from __future__ import annotations
