@@ -81,9 +81,13 @@ class EncoderDecoder(InputSettings, LossSettings):
     x_BTM, routing, _ = self._run(theta, batch, key)
     return self._logits(theta, x_BTM), routing
 
+  def token_scores(self, theta: Theta, batch: Batch) -> tf.Tensor:
+    """Scores: log p of each target token given those before it and the source, float32 [B, T]; 0 where none counts."""
+    return losses.token_scores(self.logits(theta, batch)[0], batch['tgt_labels'], _real(batch))
+
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
-    scores_BT = losses.token_scores(self.logits(theta, batch)[0], batch['tgt_labels'], _real(batch))
+    scores_BT = self.token_scores(theta, batch)
     if self.given:
       scores_BT = tf.where(batch['tgt_positions'] < self.given, 0.0, scores_BT)
     return tf.reduce_sum(scores_BT, axis=1)

@@ -27,8 +27,8 @@ def test_a_shape_needs_one_axis_letter_a_size():
 
 
 def test_an_axis_letter_outside_the_alphabet_is_named():
-  with pytest.raises(ValueError, match="axis letter 'Y' of 'MY' is not in the alphabet"):
-    WeightSpec((2, 3), 'MY', weights.Constant(0.0))
+  with pytest.raises(ValueError, match="axis letter 'y' of 'My' is not in the alphabet"):
+    WeightSpec((2, 3), 'My', weights.Constant(0.0))
 
 
 @pytest.mark.parametrize('factored', ['M', 'MV', 'EMH'])
