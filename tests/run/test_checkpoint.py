@@ -305,9 +305,9 @@ def test_every_file_of_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, 
     parts = [Half(part.state, part.process_index, 2, pieces[part.process_index :: 2]) for part in parts]
   monkeypatch.setattr(os, 'fsync', noted)
   monkeypatch.setattr(os, 'rename', renamed)
-  kept.make_folder(parts[0])
-  reasons = [kept.write(part) for part in parts]
-  kept.commit(parts[0], reasons[0])
+  kept.make_folder(parts[0], 3)
+  reasons = [kept.write(part, 3, part.slices()) for part in parts]
+  kept.commit(parts[0], 3, reasons[0])
   assert kept.latest() == 3 and os.stat(tmp_path).st_ino in synced
 
 

@@ -100,7 +100,7 @@ def test_backends_have_the_same_loss_and_gradients_with_dropout(sizes):
   np.testing.assert_allclose(metrics['loss'], same['loss'], rtol=1e-5)
   assert sorted(metrics['routing']) == (['decoder/layer_01'] if config.num_experts else [])
   for name, gradient in theirs.items():
-    np.testing.assert_allclose(ours[name], gradient, rtol=1e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(tf.convert_to_tensor(ours[name]), gradient, rtol=1e-3, atol=1e-5, err_msg=name)
     assert name.endswith(('gate', 'gate_noise')) or np.max(np.abs(gradient)) > 0, name
 
 
