@@ -25,7 +25,7 @@ from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.schedule import Schedule
 from lingvo_moe.optim.updates import stored
 
-_ROWS = 'rows'  # numbers of the rows of a batch, beside its arrays
+_ROWS = ' rows'  # numbers of the rows of a batch, beside its arrays, whose names are words
 
 State = dict[str, Any]
 Metrics = dict[str, Any]  # scalars, and nests of tensors specific to a model
@@ -237,17 +237,19 @@ class _Parts(NamedTuple):
 def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Parts:
   """Parts of a batch, as many as the backend computes side by side, if the losses of the model add up over parts.
 
-  In training they are whole groups. At inference groups make no difference to a token.
+  In training they are whole groups. At inference groups make no difference to a token. No part is empty where the
+  number of rows is known; a runtime sees to it where it is not.
   """
-  layers = moe.layers_of(model)
+  layers, rows = moe.layers_of(model), sizes(next(iter(batch.values())))[0]
   count = backend.current().sub_batches if hasattr(model, 'totals') else 1
+  if isinstance(rows, int):
+    count = max(1, min(count, rows))
   if training and any(layer.gate.joint_loss for layer in layers):
     count = 1
   if training:
     count = next(n for n in range(count, 0, -1) if all(layer.num_groups % n == 0 for layer in layers))
   if count == 1:
     return _Parts([batch], model, {})
-  rows = sizes(next(iter(batch.values())))[0]
   ends = [rows * i // count for i in range(count + 1)]
   divided = {name: tf.split(x, [b - a for a, b in zip(ends, ends[1:])], num=count) for name, x in batch.items()}
   batches = [{name: x[i] for name, x in divided.items()} for i in range(count)]
@@ -261,4 +263,6 @@ def joined(metrics: Sequence[Any]) -> Any:
   first = metrics[0]
   if isinstance(first, Mapping):
     return {name: joined([of_part[name] for of_part in metrics]) for name in first}
-  return first.joined(metrics) if hasattr(first, 'joined') else tf.add_n(metrics)
+  if hasattr(first, 'joined'):
+    return first.joined(metrics)
+  return tf.nest.map_structure(lambda *x: tf.add_n(x), *metrics)

@@ -49,6 +49,7 @@ def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(toy, tmp_path, cap
   lines = records(tmp_path / 'log' / 'train.jsonl')
   assert [line['step'] for line in lines] == [2, 4, 4, 6, 8, 8, 10, 12, 12]
   assert lines[-1]['target_tokens_so_far'] == 4 * (4 + 6 + 2) and 'source_tokens_so_far' not in lines[-1]
+  assert all(math.isfinite(line['loss']) for line in lines if 'loss' in line)
   losses = [line['dev_loss'] for line in lines if 'dev_loss' in line]
   assert losses == sorted(losses, reverse=True) and losses[-1] < math.log(256) - 1
   assert lines[-1]['dev_loss_by_file'] == {'dev.txt': pytest.approx(losses[-1])}

@@ -55,8 +55,8 @@ class LocalRuntime(Runtime):
     self._weights: dict[str, tf.Variable] = {}
     self._copies: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
-    self._train = self._traced(self._train_step, training, jit)
-    self._eval = self._traced(self._eval_step, self._inference)
+    self._train = self._traced_step(self._train_step, training, jit)
+    self._eval = self._traced_step(self._eval_step, self._inference)
 
   @property
   def note(self) -> str | None:
@@ -101,6 +101,12 @@ class LocalRuntime(Runtime):
   def function(self, f: Callable[[dict, dict], Any]) -> Function:
     traced = self._traced(lambda batch: f(self._used(), batch), self._inference)
     return lambda batch: to_numpy(traced(batch))
+
+  def _traced_step(self, f: Callable[[dict], Any], backend: Backend, jit: bool = False) -> Function:
+    """Traced step of a Program; of batches with fewer rows than it has parts another one, as no part may be empty."""
+    in_parts = self._traced(f, backend, jit)
+    whole = self._traced(f, dataclasses.replace(backend, sub_batches=1), jit)
+    return lambda batch: (whole if len(next(iter(batch.values()))) < backend.sub_batches else in_parts)(batch)
 
   def _traced(self, f: Callable[[dict], Any], backend: Backend, jit: bool = False) -> Function:
     """Traced function of a batch that runs f under a backend; f may read and assign the state.

@@ -20,7 +20,8 @@ from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.program import Program
+from lingvo_moe.program import Program, joined
+from lingvo_moe.runtime import local
 from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 
@@ -183,3 +184,20 @@ def test_parts_of_whole_groups_have_the_gradients_and_metrics_of_the_batch(value
 def test_groups_that_are_routed_together_are_one_part_in_training(values):
   task = model(moe=dataclasses.replace(STACK.moe, **values))
   assert gradients_and_metrics(task, 2)[-1] == 3  # two of them of the evaluation
+
+
+def test_a_batch_with_fewer_rows_than_there_are_parts_is_one(monkeypatch):
+  monkeypatch.setattr(local, '_backends', lambda name, jit: (in_parts(2), in_parts(2)))
+  runtime = local.LocalRuntime(Program(model(), Adafactor(), schedule.ConstantRate(0.1)))
+  runtime.init()
+  row = {name: ids[:1] for name, ids in batch().items()}
+  expected = model().loss(weights.unflatten(runtime.state()['weights']), row)[1]['xent']
+  np.testing.assert_allclose(runtime.eval_step(row)['xent'], expected, rtol=1e-5)
+  with backend.use(in_parts(2)):
+    np.testing.assert_allclose(runtime.program.eval_step(runtime.state()['weights'], row)['xent'], expected, rtol=1e-5)
+
+
+def test_nested_metrics_are_summed_over_parts():
+  parts = [{'x': (tf.constant(1.0), [tf.constant([2.0, 3.0])])}, {'x': (tf.constant(4.0), [tf.constant([5.0, 6.0])])}]
+  scalar, (vector,) = joined(parts)['x']
+  assert float(scalar) == 5 and vector.numpy().tolist() == [7, 9]

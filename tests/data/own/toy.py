@@ -34,7 +34,7 @@ class Bigram:
     logits_BTV = tf.gather(theta['table'], before_BT)
     xent_BT = tf.nn.sparse_softmax_cross_entropy_with_logits(ids_BT, logits_BTV)
     tokens = tf.cast(tf.size(ids_BT), tf.float32)
-    loss = tf.reduce_sum(xent_BT) / tokens
+    loss = tf.reduce_sum(xent_BT) / (totals or self.totals(batch))['target_tokens']
     metrics = {'loss': loss, 'xent': tf.reduce_sum(xent_BT), 'target_tokens': tokens}
     if 'files' in batch:
       by_file = lambda x_BT: tf.einsum('BT,BP->P', x_BT, tf.cast(batch['files'], tf.float32))
