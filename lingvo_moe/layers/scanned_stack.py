@@ -70,11 +70,13 @@ class ScannedStack(Stack):
       return self._extend_blocks(theta, x_BTM, rows, cache)
     aligned = None if aligned_layer is None else aligned_layer % self.period
     shared, training = [memory_BUM] if self.cross_attention else [], rows.key is not None
+    of_stages = training and xla_sharding.stages() > 1
     # A pipeline returns sums over rows alone, and no attention weights.
-    if training and xla_sharding.stages() > 1 and aligned is None:
+    if of_stages and aligned is None:
       x_BTM, (by_block, weights) = self._pipelined(theta, x_BTM, shared, rows)
     else:
-      block = lambda number, x_BTM, shared, theta: self._block(number, x_BTM, shared, rows._asdict(), theta, aligned)
+      stack = self._of_whole_batch() if of_stages else self
+      block = lambda number, x_BTM, shared, theta: stack._block(number, x_BTM, shared, rows._asdict(), theta, aligned)
       remat = self.remat if training else 'block'
       x_BTM, (by_block, weights) = scan(block, x_BTM, shared, theta, self._specs, remat)
     routed = {}
@@ -100,6 +102,10 @@ class ScannedStack(Stack):
       routed |= {name: output.routed} if layer.is_moe else {}
       weights_BnTU = output.memory_weights_BnTU if place == aligned else weights_BnTU
     return StackOutput(x_BTM, routed, cache and written, weights_BnTU)
+
+  def _of_whole_batch(self):
+    """The stack for a batch that is not divided in micro-batches: `moe` has the groups of one."""
+    return dataclasses.replace(self, moe=self.moe and dataclasses.replace(self.moe, num_groups=self.num_groups))
 
   def _pipelined(self, theta, x_BTM, shared, rows):
     """Runs all blocks as a pipeline; results as those of `scan`."""

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
+from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng, weights
 from lingvo_moe.layers import remat
 from lingvo_moe.layers.attention import Attention, Now
@@ -363,3 +364,19 @@ def test_scanned_layers_begin_with_the_values_of_unrolled_ones():
 def test_a_scanned_stack_is_made_of_whole_blocks():
   with pytest.raises(ValueError, match='blocks of moe_every=2 layers; saw 5 layers: use a multiple'):
     ScannedStack(**{**vars(DEEP), 'num_layers': 5})
+
+
+def test_where_a_pipeline_returns_no_attention_weights_a_batch_is_routed_in_all_its_groups(monkeypatch):
+  stack = dataclasses.replace(
+    DECODER, num_layers=4, moe=dataclasses.replace(EXPERTS, num_groups=4, capacity_factor=0.5)
+  )
+  of_micro_batch = dataclasses.replace(stack.moe, num_groups=2)
+  scanned = ScannedStack(**{**vars(stack), 'moe': of_micro_batch}, num_groups=4, micro_batches=2)
+  theta = theta_of(stack)
+  rows = some_input(4, 3), tf.ones([4, 3], tf.int32), some_input(4, 5), tf.ones([4, 5], tf.int32)
+  expected = stack(theta, *rows, prng.key(2), aligned_layer=1)
+  monkeypatch.setattr(xla_sharding, 'stages', lambda: 2)
+  got = scanned(stacked(theta, scanned), *rows, prng.key(2), aligned_layer=1)
+  np.testing.assert_allclose(got.x_BTM, expected.x_BTM, atol=1e-5)
+  np.testing.assert_allclose(got.memory_weights_BnTU, expected.memory_weights_BnTU, atol=1e-6)
+  assert float(sum(expected.routed['layer_01'].stats.dropped_R)) > 0
