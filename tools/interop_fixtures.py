@@ -2,7 +2,7 @@
 """python tools/interop_fixtures.py tests/data/interop [SEED]
 
 Makes tiny models of public families with random weights, as folders of the hub, with what their own implementation
-computes: the fixtures of tests/interop. Needs an environment of its own, without this package:
+computes: the fixtures of tests/addons/interop. Needs an environment of its own, without this package:
 
   pip install torch==2.13.0 transformers==4.57.1 sentencepiece==0.2.3 safetensors==0.8.0 protobuf
 """

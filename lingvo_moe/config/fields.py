@@ -162,7 +162,7 @@ def check_overrides(cls: type) -> None:
     if name not in known and _KEY not in getattr(own.get(name), 'metadata', ()):
       raise ValueError(
         f'{cls.__name__}.{name} overrides no field: {closest(name, known)}; a new one is declared by '
-        "core.fields.field(default, 'meaning.')"
+        "config.fields.field(default, 'meaning.')"
       )
   for name in known - set(annotated):
     if name in own:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-  """tf.custom_gradient with the gradient under the name scopes of the function, which analysis/parts.py reads."""
+  """tf.custom_gradient with the gradient under the name scopes of the function; addons/analysis/parts.py reads them."""
 
   @functools.wraps(function)
   @tf.custom_gradient

@@ -1,6 +1,7 @@
 """Beams of hypotheses: which continuations are kept, the n best, and when a row stops, for NumPy or TensorFlow.
 
-search/beam_search.py describes the algorithm and calls these functions on tensors, engine/numpy_beam.py on arrays.
+search/beam_search.py describes the algorithm and calls these functions on tensors, addons/engine/numpy_beam.py on
+arrays.
 """
 
 from collections.abc import Callable

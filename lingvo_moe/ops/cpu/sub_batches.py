@@ -19,7 +19,7 @@ _MIN_ROWS = 8  # least rows of a sub-batch of map_rows; with fewer, matrix produ
 def by_rows(operation: Callable[..., Any], places: Sequence[int] = (0,)) -> Callable[..., Any]:
   """The operation, computed side by side for sub-batches of rows of the arguments at these places.
 
-  For steps that program.py does not divide in parts, as all rows are one group of a MoE layer. A matrix has no rows.
+  For steps that program.py does not divide in parts, as all rows are one group of a MoE layer. A vector has no rows.
   """
 
   @functools.wraps(operation)
