@@ -196,18 +196,25 @@ class MoE:
 
 
 def layers_of(model: Any) -> list[MoE]:
-  """MoE layers within nested dataclasses, such as a model."""
+  """MoE layers within nested dataclasses, tuples, lists and dicts, such as a model."""
   if isinstance(model, MoE):
     return [model]
-  fields = dataclasses.fields(model) if dataclasses.is_dataclass(model) and not isinstance(model, type) else []
-  return [layer for field in fields for layer in layers_of(getattr(model, field.name))]
+  parts = model if isinstance(model, (tuple, list)) else model.values() if isinstance(model, dict) else []
+  if dataclasses.is_dataclass(model) and not isinstance(model, type):
+    parts = [getattr(model, field.name) for field in dataclasses.fields(model)]
+  return [layer for part in parts for layer in layers_of(part)]
 
 
 def of_part(model: Any, parts: int | None) -> Any:
   """The model for one of so many parts of a batch, of which MoE layers have as many times fewer groups; None: one."""
   if isinstance(model, MoE):
     return dataclasses.replace(model, num_groups=model.num_groups // parts if parts else 1)
-  if not dataclasses.is_dataclass(model) or isinstance(model, type):
+  if not layers_of(model):
     return model
+  if isinstance(model, (tuple, list)):
+    values = [of_part(x, parts) for x in model]
+    return model._make(values) if hasattr(model, '_make') else type(model)(values)
+  if isinstance(model, dict):
+    return {name: of_part(x, parts) for name, x in model.items()}
   values = {field.name: of_part(getattr(model, field.name), parts) for field in dataclasses.fields(model) if field.init}
   return dataclasses.replace(model, **values)

@@ -9,6 +9,7 @@ from random_theta import theta_of
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng, weights
+from lingvo_moe.layers import moe as moe_lib
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
@@ -201,3 +202,16 @@ def test_nested_metrics_are_summed_over_parts():
   parts = [{'x': (tf.constant(1.0), [tf.constant([2.0, 3.0])])}, {'x': (tf.constant(4.0), [tf.constant([5.0, 6.0])])}]
   scalar, (vector,) = joined(parts)['x']
   assert float(scalar) == 5 and vector.numpy().tolist() == [7, 9]
+
+
+def test_experts_are_found_wherever_a_model_keeps_its_layers():
+  @dataclasses.dataclass(frozen=True)
+  class Blocks:
+    blocks: tuple
+    by_name: dict
+
+  layer = MoE(8, 12, 4, num_groups=4)
+  task = Blocks((layer, FeedForward(8, 12)), {'last': [layer]})
+  assert moe_lib.layers_of(task) == [layer, layer]
+  part = dataclasses.replace(layer, num_groups=2)
+  assert moe_lib.of_part(task, 2) == Blocks((part, FeedForward(8, 12)), {'last': [part]})
