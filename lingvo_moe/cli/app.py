@@ -67,10 +67,10 @@ def _run(
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
       quiet.import_tensorflow()
-    if models and (own := flags.FLAGS['import'].value):
+    if models and (imported_files := flags.FLAGS['import'].value):
       from lingvo_moe.config import registry  # takes long, and an export needs none
 
-      registry.install(own)
+      registry.install(imported_files)
     status = main(*[argv] * arguments, *(given.from_flags() for given in options))
     if sys.stdout is not None:
       _flush_stdout()
@@ -144,8 +144,8 @@ def _take(argv: list[str], names: Sequence[str], usage: str) -> None:
 def print_help(module: types.ModuleType) -> None:
   """Prints a command's docstring and its flags; a reader may close the pipe before the end."""
   text = inspect.cleandoc(module.__doc__)
-  own = flags.FLAGS.module_help(module).strip().partition('\n')[2]  # without the line that names the module
-  print_whole(f'{text}\n\nflags:\n\n{own}' if own else text)
+  flags_help = flags.FLAGS.module_help(module).strip().partition('\n')[2]  # without the line that names the module
+  print_whole(f'{text}\n\nflags:\n\n{flags_help}' if flags_help else text)
 
 
 def print_whole(text: str) -> None:
@@ -170,9 +170,9 @@ def claim_stdout() -> None:
   if sys.stdout is None:
     raise UserError('what is translated goes to standard output, which is closed: give it a file or a pipe')
   sys.stdout.flush()
-  own = os.dup(1)
+  stdout_copy = os.dup(1)
   os.dup2(2, 1)
-  sys.stdout = open(own, 'w', encoding='utf-8', newline='\n', buffering=1 if os.isatty(own) else -1)
+  sys.stdout = open(stdout_copy, 'w', encoding='utf-8', newline='\n', buffering=1 if os.isatty(stdout_copy) else -1)
 
 
 def _printable(text: str) -> str:

@@ -103,8 +103,8 @@ class RuntimeOptions(MeshOptions):
 
   @classmethod
   def from_flags(cls) -> RuntimeOptions:
-    found = super().from_flags()
-    return found if found.distributed == 'manual' else found.detected()
+    options = super().from_flags()
+    return options if options.distributed == 'manual' else options.detected()
 
   def detected(self) -> RuntimeOptions:
     """Options with the processes that a cluster's scheduler has started, in place of --distributed=auto."""
@@ -115,8 +115,8 @@ class RuntimeOptions(MeshOptions):
         '--distributed=auto finds --coordinator, --num_processes and --process_id itself; saw '
         f'{self.coordinator!r}, {self.num_processes} and {self.process_id}: leave them out'
       )
-    found = processes.detect(self.connect_seconds)
-    return dataclasses.replace(self, coordinator=found.coordinator, num_processes=found.count, process_id=found.index)
+    world = processes.detect(self.connect_seconds)
+    return dataclasses.replace(self, coordinator=world.coordinator, num_processes=world.count, process_id=world.index)
 
 
 LOCAL = RuntimeOptions()

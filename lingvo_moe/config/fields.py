@@ -95,8 +95,8 @@ def holds_text(cls: type, name: str) -> bool:
 
 def _declaring(cls: type) -> dict[str, type]:
   """Nearest parent that declares each field by `field`, in the order of the fields."""
-  own = lambda parent: vars(parent).get('__dataclass_fields__', {}).items()
-  declaring = {name: parent for parent in reversed(cls.__mro__) for name, f in own(parent) if _KEY in f.metadata}
+  fields_of = lambda parent: vars(parent).get('__dataclass_fields__', {}).items()
+  declaring = {name: parent for parent in reversed(cls.__mro__) for name, f in fields_of(parent) if _KEY in f.metadata}
   return {f.name: declaring[f.name] for f in dataclasses.fields(cls)}
 
 
@@ -157,15 +157,15 @@ def check_overrides(cls: type) -> None:
     ValueError: with the field, and the line to write.
   """
   known = {name for base in cls.__mro__[1:] if dataclasses.is_dataclass(base) for name in specs(base)}
-  annotated, own = inspect.get_annotations(cls), vars(cls)
+  annotated, attributes = inspect.get_annotations(cls), vars(cls)
   for name in annotated:
-    if name not in known and _KEY not in getattr(own.get(name), 'metadata', ()):
+    if name not in known and _KEY not in getattr(attributes.get(name), 'metadata', ()):
       raise ValueError(
         f'{cls.__name__}.{name} overrides no field: {closest(name, known)}; a new one is declared by '
         "config.fields.field(default, 'meaning.')"
       )
   for name in known - set(annotated):
-    if name in own:
+    if name in attributes:
       raise ValueError(f'{cls.__name__}.{name} overrides a field and needs its type: write {name}: <type> = ...')
 
 

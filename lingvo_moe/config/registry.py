@@ -86,20 +86,20 @@ def name_of(cls: type) -> str:
 
 def get(name: str) -> type:
   """Class registered as `name`; UserError with the closest names if there is none."""
-  own, is_zoo = name.rpartition('.')[0], name.partition('.')[0] in _families()
+  module_name, is_zoo = name.rpartition('.')[0], name.partition('.')[0] in _families()
   is_dotted = '.' in name and len(name) <= _LONGEST and all(part.isidentifier() for part in name.split('.'))
   if is_dotted and is_zoo:
     spec = None
     with contextlib.suppress(ModuleNotFoundError):  # where 'mt.m4' is asked for as a package
-      spec = importlib.util.find_spec(_ROOT + own)
+      spec = importlib.util.find_spec(_ROOT + module_name)
     if spec is not None:
       importlib.import_module(spec.name)
-  elif is_dotted and name not in _models and own in imports.installed():
-    install([own])
+  elif is_dotted and name not in _models and module_name in imports.installed():
+    install([module_name])
   if name not in _models:
     way_out = 'lingvo-moe models lists all'
     if is_dotted and not is_zoo:
-      module = own if '.' in own else f'{own}.py'
+      module = module_name if '.' in module_name else f'{module_name}.py'
       way_out = f'a model of your own needs the file or module that registers it: --import={module}'
     raise UserError(f'no model is called {shown(name)}; {closest(name, [*names(), *own_names()])} ({way_out})')
   return _models[name]

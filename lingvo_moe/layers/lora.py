@@ -35,11 +35,11 @@ class Lora:
     matrices = {name: spec for name, spec in weights.items() if spec.factored}
     for name, spec in matrices.items():
       layers = weights_lib.names_by_layer(name, spec.shape[0]) or [name]
-      found = [{p for p in self.matrices if fnmatch.fnmatchcase(f'/{layer}', f'*/{p}')} for layer in layers]
-      unused -= set.union(*found)
-      if all(found):
+      layer_patterns = [{p for p in self.matrices if fnmatch.fnmatchcase(f'/{layer}', f'*/{p}')} for layer in layers]
+      unused -= set.union(*layer_patterns)
+      if all(layer_patterns):
         adapters |= self._adapter(name, spec)
-      elif any(found):
+      elif any(layer_patterns):
         raise UserError(f'with scan_layers a pattern names all layers of a block or none; saw some of {name}')
     if unused or not adapters:
       ends = ', '.join(dict.fromkeys(name.rpartition('/')[2] for name in matrices))

@@ -194,16 +194,16 @@ class _Run:
   rows_ODI: Any
   weights: Sequence[tf.Tensor]  # [J, A, blocks at once, ...]
 
-  def run_block(self, number, x, shared, rows, own, recomputed=False):
+  def run_block(self, number, x, shared, rows, weights, recomputed=False):
     scope = again(self.scope) if recomputed else f'{self.scope}/' if self.scope else ''
     with tf.name_scope(scope):  # the body of a loop is a graph of its own, whose name scopes begin anew
-      return self.block(number, x, shared, rows, weights_lib.unflatten(dict(zip(self.specs, own, strict=True))))
+      return self.block(number, x, shared, rows, weights_lib.unflatten(dict(zip(self.specs, weights, strict=True))))
 
-  def pull_back(self, number, x, shared, rows, own, dresults):
+  def pull_back(self, number, x, shared, rows, weights, dresults):
     """Gradients of (x, *shared, *own), for those of the results of `run_block`."""
     split = len(shared)
     call = lambda x, *flat: self.run_block(number, x, flat[:split], rows, flat[split:], recomputed=True)
-    return pull_back(call, [x, *shared, *own], dresults)
+    return pull_back(call, [x, *shared, *weights], dresults)
 
   def inputs_at(self, place: _Place, within: tf.Tensor) -> tuple[Any, ...]:
     """Arguments of `run_block` for block `within` of every place: its number, and those after x."""

@@ -140,20 +140,23 @@ class RecurrentStack:
   def _recurrent(self, name, theta, x_BTM, begins_BT, before, key):
     """Runs an LSTM: (its input plus its output, its states); see `_run`."""
     with tf.name_scope(f'{name}/lstm'):
-      own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BTM.dtype)
-      state = self.lstm(own, x_BTM, begins_BT) if before is None else self.lstm.step(own, x_BTM, before[name])
+      lstm_theta = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BTM.dtype)
+      if before is None:
+        state = self.lstm(lstm_theta, x_BTM, begins_BT)
+      else:
+        state = self.lstm.step(lstm_theta, x_BTM, before[name])
       return x_BTM + self._dropout(state.output_BTM, key, name), state
 
   def _middle(self, theta, x_BTM, paddings_BT, key=None):
     """Runs the layer between the LSTMs on all positions at once: ([B, T, M], {layer name: Routed} of experts)."""
-    own = weights_lib.cast(theta[_MIDDLE], self.weights()[_MIDDLE], x_BTM.dtype)
+    middle_theta = weights_lib.cast(theta[_MIDDLE], self.weights()[_MIDDLE], x_BTM.dtype)
     key = prng.fold(key, _MIDDLE)
     if self.moe is None:
       with tf.name_scope(f'{_MIDDLE}/ffn'):
-        y_BTM = self.ffn(own['ffn'], x_BTM, prng.fold(key, 'ffn'))
+        y_BTM = self.ffn(middle_theta['ffn'], x_BTM, prng.fold(key, 'ffn'))
         return x_BTM + self._dropout(tf.sigmoid(y_BTM), key, 'residual'), {}
     with tf.name_scope(f'{_MIDDLE}/moe'):
-      y_BTM, routing = self.moe(own['moe'], x_BTM, paddings_BT, prng.fold(key, 'gate'))
+      y_BTM, routing = self.moe(middle_theta['moe'], x_BTM, paddings_BT, prng.fold(key, 'gate'))
       x_BTM += self._dropout(tf.sigmoid(y_BTM), key, 'residual')
     return shard(x_BTM, 'BTM'), {_MIDDLE: routing.routed}
 

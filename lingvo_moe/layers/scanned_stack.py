@@ -95,12 +95,13 @@ class ScannedStack(Stack):
     memory_BUM, routed, written, weights_BnTU = shared[0] if shared else None, {}, {}, None
     for place, (name, layer) in enumerate(self.traced.items()):
       with tf.name_scope(name):
-        own = _used(theta[name], layer.weights())
-        own_rows = rows._replace(key=prng.fold(rows.key, number * self.period + place))
-        output = layer(own, x_BTM, memory_BUM, own_rows, cache and cache[name], number, with_weights=place == aligned)
+        layer_theta = _used(theta[name], layer.weights())
+        layer_rows = rows._replace(key=prng.fold(rows.key, number * self.period + place))
+        layer_cache, is_aligned = cache and cache[name], place == aligned
+        output = layer(layer_theta, x_BTM, memory_BUM, layer_rows, layer_cache, number, with_weights=is_aligned)
       x_BTM, written[name] = output.x_BTM, output.cache
       routed |= {name: output.routed} if layer.is_moe else {}
-      weights_BnTU = output.memory_weights_BnTU if place == aligned else weights_BnTU
+      weights_BnTU = output.memory_weights_BnTU if is_aligned else weights_BnTU
     return StackOutput(x_BTM, routed, cache and written, weights_BnTU)
 
   def _of_whole_batch(self):
@@ -134,9 +135,9 @@ class ScannedStack(Stack):
     weights, specs = weights_lib.flatten(theta), weights_lib.flatten(self._specs)
 
     def extend(number, x_BWM, written):
-      own = weights_lib.unflatten(_at(weights, specs, number))
-      own_cache = {name: {**cache[name], 'self': of_layers} for name, of_layers in written.items()}
-      output = self._run_block(number, x_BWM, [], rows, own, own_cache)
+      block_theta = weights_lib.unflatten(_at(weights, specs, number))
+      block_cache = {name: {**cache[name], 'self': of_layers} for name, of_layers in written.items()}
+      output = self._run_block(number, x_BWM, [], rows, block_theta, block_cache)
       return shard(output.x_BTM, 'BWM'), {name: of_layers['self'] for name, of_layers in output.cache.items()}
 
     written = {name: of_layers['self'] for name, of_layers in cache.items()}
@@ -149,10 +150,10 @@ class ScannedStack(Stack):
     specs = {name: {'cross_attention': of_layer['cross_attention']} for name, of_layer in self._specs.items()}
 
     def fill(number, arrays):
-      own, filled = weights_lib.unflatten(_at(weights, weights_lib.flatten(specs), number)), {}
+      block_theta, filled = weights_lib.unflatten(_at(weights, weights_lib.flatten(specs), number)), {}
       for name, layer in self.traced.items():
         with tf.name_scope(name):
-          cache = layer.memory_cache(_used(own[name], specs[name]), memory_BUM)
+          cache = layer.memory_cache(_used(block_theta[name], specs[name]), memory_BUM)
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
 
@@ -193,8 +194,8 @@ def scan(
   def run_block(number, x, *flat, under=f'{scope}/' if scope else ''):
     # The body of a loop is a graph of its own, whose name scopes begin anew; tools group compiled operations by scope.
     with tf.name_scope(under):
-      own = weights_lib.unflatten(dict(zip(names, flat[len(shared) :], strict=True)))
-      return block(number, x, flat[: len(shared)], own)
+      block_theta = weights_lib.unflatten(dict(zip(names, flat[len(shared) :], strict=True)))
+      return block(number, x, flat[: len(shared)], block_theta)
 
   first_block = lambda: recorded(tf.constant(0), x_BTM, *shared, *_at(weights, specs, 0).values())[1:]
   aux_specs, kept_specs = results_of(first_block)

@@ -1,6 +1,7 @@
 """Stack: layers in order, every k-th with experts, unrolled; scanned_stack.py has the form in one loop."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -75,9 +76,9 @@ class Stack(Branches):
     layers = {name: layer.weights() for name, layer in self.traced.items()}
     last = {'norm': self.norm.weights()} if self.norm_first else {}
     if self.shared_relative:
-      last['relative'], *_ = [own['attention'].pop('relative') for own in layers.values()]
+      last['relative'], *_ = [layer_specs['attention'].pop('relative') for layer_specs in layers.values()]
     if self.num_blocks is not None:
-      layers = {name: weights_lib.stack(own, self.num_blocks) for name, own in layers.items()}
+      layers = {name: weights_lib.stack(layer_specs, self.num_blocks) for name, layer_specs in layers.items()}
     return {**layers, **last}
 
   def __call__(
@@ -140,23 +141,24 @@ class Stack(Branches):
   def _run_layers(self, theta, x_BTM, memory_BUM, rows, cache, aligned_layer) -> StackOutput:
     routed, written, weights_BnTU = {}, {}, None
     for number, (name, layer) in enumerate(self.layers.items()):
-      own, own_rows, aligned = theta[name], rows._replace(key=prng.fold(rows.key, number)), number == aligned_layer
+      layer_theta, is_aligned = theta[name], number == aligned_layer
+      layer_rows = rows._replace(key=prng.fold(rows.key, number))
       if self.shared_relative:
-        own = {**own, 'attention': {**own['attention'], 'relative': theta['relative']}}
+        layer_theta = {**layer_theta, 'attention': {**layer_theta['attention'], 'relative': theta['relative']}}
       with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
         if self.remat == 'block' and rows.key is not None:
-          output = rematerialised(layer, own, x_BTM, memory_BUM, rows=own_rows, with_weights=aligned)
+          output = rematerialised(layer, layer_theta, x_BTM, memory_BUM, rows=layer_rows, with_weights=is_aligned)
         else:
-          output = layer(own, x_BTM, memory_BUM, own_rows, cache and cache[name], with_weights=aligned)
+          output = layer(layer_theta, x_BTM, memory_BUM, layer_rows, cache and cache[name], with_weights=is_aligned)
       x_BTM, written[name] = output.x_BTM, output.cache
       routed |= {name: output.routed} if layer.is_moe else {}
-      weights_BnTU = output.memory_weights_BnTU if aligned else weights_BnTU
+      weights_BnTU = output.memory_weights_BnTU if is_aligned else weights_BnTU
     return StackOutput(x_BTM, routed, cache and written, weights_BnTU)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of decoder layers by name: room for their keys and values, and those of the encoder output."""
-    own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
-    return {name: {**own[name], 'memory': memory} for name, memory in self._memory(theta, memory_BUM).items()}
+    cache = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
+    return {name: {**cache[name], 'memory': memory} for name, memory in self._memory(theta, memory_BUM).items()}
 
   def _memory(self, theta, memory_BUM):
     """Keys and values of the encoder output by the name of a traced layer."""
@@ -164,8 +166,8 @@ class Stack(Branches):
 
   def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
     """Cache of the layers by name, for a stack without cross-attention."""
-    own = {name: self.attention.empty_cache(rows, num_positions, dtype, self.num_blocks) for name in self.traced}
-    return {name: {'self': empty} for name, empty in own.items()}
+    empty = functools.partial(self.attention.empty_cache, rows, num_positions, dtype, self.num_blocks)
+    return {name: {'self': empty()} for name in self.traced}
 
   def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> StackCache:
     """Cache of T flat positions after reading the first embedded symbols of each row, without cross-attention.
@@ -180,8 +182,8 @@ class Stack(Branches):
 
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
     """Cache gathered at these flat positions, with the encoder output's unchanged; see flat_sequence.loop."""
-    kept = {name: self.attention.keep_positions(own['self'], positions_BU) for name, own in cache.items()}
-    return {name: {**own, 'self': kept[name]} for name, own in cache.items()}
+    keep = self.attention.keep_positions
+    return {name: {**layer, 'self': keep(layer['self'], positions_BU)} for name, layer in cache.items()}
 
   def _layer(self, number: int) -> Layer:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1

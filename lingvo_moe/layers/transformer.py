@@ -118,38 +118,38 @@ class Layer(Branches):
     theta, key = weights_lib.cast(theta, self.weights(), x_BTM.dtype), rows.key
     routed = weights_BnTU = None
     with tf.name_scope('attention'):
-      own = theta['attention']
-      h_BTM = self._input(own, x_BTM)
+      branch_theta = theta['attention']
+      h_BTM = self._input(branch_theta, x_BTM)
       if cache is None:
-        y_BTM, _ = self._attend(self.attention, own, h_BTM, h_BTM, rows.mask_BTU, prng.fold(key, 'attention'))
+        y_BTM, _ = self._attend(self.attention, branch_theta, h_BTM, h_BTM, rows.mask_BTU, prng.fold(key, 'attention'))
       else:
-        y_BTM, written = self.attention.extend(own, h_BTM, rows.now, cache['self'], number)
+        y_BTM, written = self.attention.extend(branch_theta, h_BTM, rows.now, cache['self'], number)
         cache = {**cache, 'self': written}
-      x_BTM = self._add(x_BTM, own, y_BTM, key, 'attention')
+      x_BTM = self._add(x_BTM, branch_theta, y_BTM, key, 'attention')
     if self.cross_attention:
       with tf.name_scope('cross_attention'):
-        own, to_memory = theta['cross_attention'], self.attention.of_memory
-        memory = memory_BUM if cache is None else of_layer(cache['memory'], number)
-        h_BTM, own_key = self._input(own, x_BTM), prng.fold(key, 'cross_attention')
-        y_BTM, weights_BnTU = self._attend(to_memory, own, h_BTM, memory, rows.memory_mask_BTU, own_key, with_weights)
-        x_BTM = self._add(x_BTM, own, y_BTM, key, 'cross_attention')
+        branch_theta, attention = theta['cross_attention'], self.attention.of_memory
+        memory, mask_BTU = memory_BUM if cache is None else of_layer(cache['memory'], number), rows.memory_mask_BTU
+        h_BTM, branch_key = self._input(branch_theta, x_BTM), prng.fold(key, 'cross_attention')
+        y_BTM, weights_BnTU = self._attend(attention, branch_theta, h_BTM, memory, mask_BTU, branch_key, with_weights)
+        x_BTM = self._add(x_BTM, branch_theta, y_BTM, key, 'cross_attention')
     with tf.name_scope(name := 'moe' if self.is_moe else 'ffn'):
-      own = theta[name]
+      branch_theta = theta[name]
       if self.is_moe:
         x_BTM = ops.beside_experts(x_BTM)
-      h_BTM = self._input(own, x_BTM)
+      h_BTM = self._input(branch_theta, x_BTM)
       if self.is_moe:
-        y_BTM, routing = self.ffn(own, h_BTM, rows.paddings_BT, prng.fold(key, 'gate'))
+        y_BTM, routing = self.ffn(branch_theta, h_BTM, rows.paddings_BT, prng.fold(key, 'gate'))
         routed = routing.routed
       else:
-        y_BTM = self.ffn(own, h_BTM, prng.fold(key, 'ffn'))
-      x_BTM = self._add(x_BTM, own, y_BTM, key, name)
+        y_BTM = self.ffn(branch_theta, h_BTM, prng.fold(key, 'ffn'))
+      x_BTM = self._add(x_BTM, branch_theta, y_BTM, key, name)
     return LayerOutput(x_BTM, routed, cache, weights_BnTU)
 
   def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
     """Keys and values of the encoder output."""
-    own = weights_lib.cast(theta['cross_attention'], self.weights()['cross_attention'], memory_BUM.dtype)
-    return self.attention.of_memory.keys_values(own, memory_BUM)
+    cross_theta = weights_lib.cast(theta['cross_attention'], self.weights()['cross_attention'], memory_BUM.dtype)
+    return self.attention.of_memory.keys_values(cross_theta, memory_BUM)
 
   def _attend(self, attention, theta, x_BTM, memory, mask_BTU, key, with_weights=False):
     """Attends as Attention.attend does; with `remat_attention` once more for the gradient."""

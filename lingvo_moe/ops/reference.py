@@ -175,9 +175,9 @@ def grouped_ffn(
   """
   y = []
   for e in range(wi_EMH.shape[0]):
-    own = slice(expert_offsets[e], expert_offsets[e + 1])
-    h = tf.nn.relu(tf.matmul(x_XM[own], wi_EMH[e]))
-    y.append(tf.matmul(h if keep_XH is None else h * tf.cast(keep_XH[own], h.dtype), wo_EHM[e]))
+    expert_rows = slice(expert_offsets[e], expert_offsets[e + 1])
+    h = tf.nn.relu(tf.matmul(x_XM[expert_rows], wi_EMH[e]))
+    y.append(tf.matmul(h if keep_XH is None else h * tf.cast(keep_XH[expert_rows], h.dtype), wo_EHM[e]))
   return tf.concat([*y, tf.zeros_like(x_XM[-1:])], axis=0)
 
 

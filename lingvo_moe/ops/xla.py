@@ -44,34 +44,34 @@ def grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
     """(expert, its first row, 1.0 where a row is the expert's) of a block, and its slice of an array."""
     e = tf.reduce_sum(tf.cast(ends_E <= number, tf.int32))
     first = expert_offsets[e] + (number - ends_E[e] + blocks_E[e]) * block
-    own_X1 = (first + tf.range(block) < expert_offsets[e + 1])[:, tf.newaxis]
-    return e, first, own_X1, lambda x: tf.slice(x, [first, 0], [block, x.shape[1]])
+    in_expert_X1 = (first + tf.range(block) < expert_offsets[e + 1])[:, tf.newaxis]
+    return e, first, in_expert_X1, lambda x: tf.slice(x, [first, 0], [block, x.shape[1]])
 
-  def hidden(x_XM, e, own, wi_EMH):
-    h_XH = tf.nn.relu(tf.matmul(own(x_XM), wi_EMH[e]))
-    return h_XH, 1 if keep_XH is None else tf.cast(own(padded(keep_XH)), h_XH.dtype)
+  def hidden(x_XM, e, block_of, wi_EMH):
+    h_XH = tf.nn.relu(tf.matmul(block_of(x_XM), wi_EMH[e]))
+    return h_XH, 1 if keep_XH is None else tf.cast(block_of(padded(keep_XH)), h_XH.dtype)
 
   @custom_gradient
   def run(x_XM, wi_EMH, wo_EHM):
     x_XM = padded(x_XM)
 
     def forward(number, y_XM):
-      e, first, _, own = at(number)
-      h_XH, keep = hidden(x_XM, e, own, wi_EMH)
+      e, first, _, block_of = at(number)
+      h_XH, keep = hidden(x_XM, e, block_of, wi_EMH)
       return [xla_sharding.update_slice(y_XM, tf.matmul(h_XH * keep, wo_EHM[e]), [first, 0])]
 
     def grad(dy_XM):
       dy_XM = padded(dy_XM)
 
       def backward(number, dx_XM, dwi_EMH, dwo_EHM):
-        e, first, own_X1, own = at(number)
-        h_XH, keep = hidden(x_XM, e, own, wi_EMH)
-        dy = tf.where(own_X1, own(dy_XM), 0)
+        e, first, in_expert_X1, block_of = at(number)
+        h_XH, keep = hidden(x_XM, e, block_of, wi_EMH)
+        dy = tf.where(in_expert_X1, block_of(dy_XM), 0)
         dh_XH = tf.where(h_XH > 0, tf.matmul(dy, wo_EHM[e], transpose_b=True) * keep, 0)
         add = lambda w, dw: xla_sharding.update_slice(w, (w[e] + dw)[tf.newaxis], [e, 0, 0])
         return (
           xla_sharding.update_slice(dx_XM, tf.matmul(dh_XH, wi_EMH[e], transpose_b=True), [first, 0]),
-          add(dwi_EMH, tf.matmul(own(x_XM), dh_XH, transpose_a=True)),
+          add(dwi_EMH, tf.matmul(block_of(x_XM), dh_XH, transpose_a=True)),
           add(dwo_EHM, tf.matmul(h_XH * keep, dy, transpose_a=True)),
         )
 

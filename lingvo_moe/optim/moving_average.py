@@ -25,8 +25,8 @@ class WithMovingAverage(Optimizer):
     return {**self.inner.slots(spec), SLOT: zeros(spec)}
 
   def update(self, grad, slots, weight, spec, step, rate) -> Update:
-    own = {name: slots[name] for name in self.inner.slots(spec)}
-    updated = self.inner.update(grad, own, weight, spec, step, rate)
+    inner_slots = {name: slots[name] for name in self.inner.slots(spec)}
+    updated = self.inner.update(grad, inner_slots, weight, spec, step, rate)
     # In this form, as decay and 1 - decay in float32 do not sum to 1, which scales the average of many steps.
     average = slots[SLOT] + (1.0 - self.decay) * (tf.cast(updated.weight, tf.float32) - slots[SLOT])
     return updated._replace(slots={**updated.slots, SLOT: average})

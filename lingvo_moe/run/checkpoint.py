@@ -108,29 +108,29 @@ def load(
   Raises:
     UserError: a tensor is missing or has another shape or type; or, when it is read, fails its checksum.
   """
-  found = _everything(prefix)
+  tensors = _everything(prefix)
   for name, shape in by_layer(specs).items():
-    if (there := found.get(name)) is None:
+    if (tensor := tensors.get(name)) is None:
       why = 'it is a checkpoint of another model; use the --model and bindings that it was trained with'
-      if name.startswith('slots/') and not any(other.startswith('slots/') for other in found):
+      if name.startswith('slots/') and not any(other.startswith('slots/') for other in tensors):
         why = 'it has weights alone: begin another run with them, by --init_from and another --logdir'
-      elif any(map(lora_lib.is_adapter, found)):
+      elif any(map(lora_lib.is_adapter, tensors)):
         why = f'of a run with adapters, {path("", 0)} beside it has the weights that they adapt: restore it from a copy'
       raise UserError(f'{prefix} has no tensor {name!r}: {why}')
-    if there.shape != tuple(shape):
+    if tensor.shape != tuple(shape):
       raise UserError(
-        f'{prefix}: {name!r} has shape {there.shape}, but this model has {tuple(shape)}; '
+        f'{prefix}: {name!r} has shape {tensor.shape}, but this model has {tuple(shape)}; '
         'use the --model, bindings and vocabulary that it was trained with'
       )
-    if there.dtype != (wanted := _TYPES.get(name, tf.float32)):
+    if tensor.dtype != (wanted := _TYPES.get(name, tf.float32)):
       raise UserError(
-        f'{prefix}: {name!r} has type {there.dtype.name}, but a model has {wanted.name} there: it was not written by '
+        f'{prefix}: {name!r} has type {tensor.dtype.name}, but a model has {wanted.name} there: it was not written by '
         'the trainer, or was converted; use the checkpoint that the trainer wrote'
       )
 
   def stored(name):
-    parts = [found.get(lora_lib.part(name, letter)) for letter in 'ab']
-    return Merged(**vars(found[name]), a=parts[0], b=parts[1], lora=merge) if merge and all(parts) else found[name]
+    parts = [tensors.get(lora_lib.part(name, letter)) for letter in 'ab']
+    return Merged(**vars(tensors[name]), a=parts[0], b=parts[1], lora=merge) if merge and all(parts) else tensors[name]
 
   stacked = lambda layers: StoredLayers(tuple(map(stored, layers)))
   layers = {name: _layers(name, shape) for name, shape in specs.items()}
@@ -141,11 +141,11 @@ def _everything(prefix: str) -> dict[str, Stored]:
   """Tensors of a checkpoint; with adapters also those of step 0, which alone has the weights that they adapt."""
   reader = _reader(prefix)
   types, sizes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
-  found = {name: Stored(prefix, name, tuple(sizes[name]), types[name]) for name in sizes}
+  tensors = {name: Stored(prefix, name, tuple(sizes[name]), types[name]) for name in sizes}
   first = path(os.path.dirname(os.path.dirname(prefix)), 0)
-  if prefix == first or not any(map(lora_lib.is_adapter, found)) or not files.exists(first + '.index'):
-    return found
-  return _everything(first) | found
+  if prefix == first or not any(map(lora_lib.is_adapter, tensors)) or not files.exists(first + '.index'):
+    return tensors
+  return _everything(first) | tensors
 
 
 def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -96,8 +96,8 @@ class Checkpoints:
 
   def best(self) -> CheckpointEvaluation | None:
     """The best by dev loss, or by the score that ranks them, on the latest dev text; the earliest of equals."""
-    found = {step: self._known.get(step) or self.evaluation(step) for step in self.steps()}
-    evaluations = [evaluation for evaluation in found.values() if evaluation is not None]
+    evaluation_by_step = {step: self._known.get(step) or self.evaluation(step) for step in self.steps()}
+    evaluations = [evaluation for evaluation in evaluation_by_step.values() if evaluation is not None]
     changes = max((evaluation.text_changes for evaluation in evaluations), default=0)
     comparable = [evaluation for evaluation in evaluations if evaluation.text_changes == changes]
     best = min(comparable, key=lambda evaluation: (evaluation.rank, evaluation.step), default=None)
@@ -127,9 +127,9 @@ class Checkpoints:
     best = self.best()
     ranks = {'the best by {} ({})'.format(*best.measured('.4g')): best.step} if best else {}
     ranks['the newest'] = self.latest()
-    own = [rank for rank, its_step in ranks.items() if its_step == step]
+    rankings = [rank for rank, its_step in ranks.items() if its_step == step]
     others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]
-    return '; '.join([', '.join([f'step {step}', *own]), *others])
+    return '; '.join([', '.join([f'step {step}', *rankings]), *others])
 
   def save(self, runtime: Runtime) -> str:
     """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix."""

@@ -56,8 +56,8 @@ def without_others(
   """
 
   def pruned(name, weight):
-    layer, is_moe, own = name.partition('/moe/')
-    axis = 'J' if is_gate_weight(own) else 'E'  # that of the experts
+    layer, is_moe, weight_name = name.partition('/moe/')
+    axis = 'J' if is_gate_weight(weight_name) else 'E'  # that of the experts
     if not is_moe or axis not in specs[name].dims:
       return weight
     return np.take(weight, kept[layer].experts, axis=specs[name].dims.index(axis))

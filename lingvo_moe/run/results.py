@@ -157,8 +157,14 @@ class Results:
       events = EventFile(self.root)
       events.write(step, outcome.scalars)
       events.close()
-    own = {'settings': dict(settings), 'texts': self.job.texts, 'beside': sorted(outcome.other_files), 'hashes': hashes}
-    summary = {'step': step, **own, **outcome.summary}
+    summary = {
+      'step': step,
+      'settings': dict(settings),
+      'texts': self.job.texts,
+      'beside': sorted(outcome.other_files),
+      'hashes': hashes,
+      **outcome.summary,
+    }
     files.write(self._path(step), json_files.dump(summary, indent=2))
     files.remove(self._unfinished(step))
     return summary

@@ -141,9 +141,9 @@ class RunDir:
     fingerprints = {}
 
     def relative(path):
-      own = os.path.relpath(path, self.local)
-      fingerprints[own] = files.sha256(path)
-      return own
+      relative_path = os.path.relpath(path, self.local)
+      fingerprints[relative_path] = files.sha256(path)
+      return relative_path
 
     relocated = task_of(config).with_files(relative)
     self._put(fingerprints)
@@ -239,8 +239,8 @@ class RunDir:
   def _put(self, fingerprints):
     """Copies the task's own files of the local copy into a remote directory."""
     if files.is_remote(self.path):
-      own = {os.path.join(log_directory.VOCAB, name) for name in os.listdir(self.vocab_dir) if not name.startswith('.')}
-      for name in own | set(fingerprints):
+      names = [name for name in os.listdir(self.vocab_dir) if not name.startswith('.')]
+      for name in {os.path.join(log_directory.VOCAB, name) for name in names} | set(fingerprints):
         files.makedirs(os.path.dirname(self.file(name)))
         files.write(self.file(name), files.read(os.path.join(self.local, name)))
 

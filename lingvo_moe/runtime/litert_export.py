@@ -104,30 +104,30 @@ def _stage(function: Callable[..., Tensors], given: Tensors, kind: str) -> bytes
 def _stages(inputs: Tensors, outputs: Tensors, calls: Sequence[litert.ExpertsCall]) -> list[tuple[Tensors, Tensors]]:
   """Inputs and outputs of the parts of a graph between calls of experts, by name; see addons/engine/stages.py."""
   ancestors = {name: _ancestors([x]) for name, x in outputs.items()}
-  number = {name: sum(call.outputs_GSM.ref() in found for call in calls) for name, found in ancestors.items()}
+  number = {name: sum(call.outputs_GSM.ref() in known for call in calls) for name, known in ancestors.items()}
   wanted = [{name: outputs[name] for name in outputs if number[name] == i} for i in range(max(number.values()) + 1)]
   cuts = [{}]
   for stage, call in zip(wanted[:-1], calls):
     fields = call.tokens_GSM, call.expert_GSR, call.weight_GSR, call.residual_BTM
     stage |= dict(zip(stages.TO_EXPERTS, fields, strict=True))
     cuts.append(dict(zip(stages.FROM_EXPERTS, (call.outputs_GSM, call.residual_BTM), strict=True)))
-  found = []
+  graph_parts = []
   for cut, stage in zip(cuts, wanted, strict=True):
     needed = _ancestors(stage.values(), {x.ref() for x in cut.values()})
-    found.append(({n: x for n, x in {**inputs, **cut}.items() if x.ref() in needed}, stage))
-  return found
+    graph_parts.append(({n: x for n, x in {**inputs, **cut}.items() if x.ref() in needed}, stage))
+  return graph_parts
 
 
 def _ancestors(tensors: Iterable[tf.Tensor], known: Iterable = ()) -> set:
   """References of the tensors from which these are computed, and of these, without those before what is known."""
-  found, waiting = set(), list(tensors)
+  references, waiting = set(), list(tensors)
   while waiting:
     tensor = waiting.pop()
-    if tensor.ref() not in found:
-      found.add(tensor.ref())
+    if tensor.ref() not in references:
+      references.add(tensor.ref())
       if tensor.ref() not in known:
         waiting += tensor.op.inputs
-  return found
+  return references
 
 
 def _function(inputs: Sequence[tf.Tensor], output: tf.Tensor) -> Callable[..., tf.Tensor]:

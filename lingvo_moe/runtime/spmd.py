@@ -77,13 +77,13 @@ def connect(mesh: Mesh, processes: Processes = ALONE) -> list[jax.Device]:
   processes.connect()
   devices = []
   for process in range(processes.count):
-    own = [device for device in jax.devices() if device.process_index == process]
-    if len(own) < local:
+    of_process = [device for device in jax.devices() if device.process_index == process]
+    if len(of_process) < local:
       raise UserError(
-        f'--mesh={mesh} needs {local} devices of each process; process {process} has {len(own)} '
+        f'--mesh={mesh} needs {local} devices of each process; process {process} has {len(of_process)} '
         f'({jax.default_backend()}): use a smaller mesh'
       )
-    devices += own[:local]
+    devices += of_process[:local]
   return along_torus(mesh, devices)
 
 
@@ -232,12 +232,12 @@ class SpmdRuntime(Runtime):
     rows: dict[int, set[int]] = {}  # by process
     for device, index in self._rows.devices_indices_map((parts,)).items():
       rows.setdefault(device.process_index, set()).add(index[0].indices(parts)[0])
-    own = rows[self.process_index]
-    size = len(own)
+    local_rows = rows[self.process_index]
+    size = len(local_rows)
     blocks = {tuple(range(begin, begin + size)) for begin in range(0, parts, size)}
     if parts % size or any(tuple(sorted(numbers)) not in blocks for numbers in rows.values()):
       return 0, 1
-    return min(own) // size, parts // size
+    return min(local_rows) // size, parts // size
 
 
 class _Compiled:

@@ -96,10 +96,10 @@ class EncoderDecoder(InputSettings, LossSettings):
     """Experts of every token and their weights by layer, no token dropped: ([B, T, R] int32, [B, T, R] float32)."""
     _, routing, _ = self._run(theta, batch, None)
     decisions = {}
-    for name, (_, own) in routing.items():
+    for name, (_, choices) in routing.items():
       shape_BT = tf.shape(batch['src_ids' if name.startswith('encoder/') else 'tgt_inputs'])
-      shape_BTR = tf.concat([shape_BT, [own.expert_GSR.shape[-1]]], axis=0)
-      decisions[name] = tf.reshape(own.expert_GSR, shape_BTR), tf.reshape(own.weight_GSR, shape_BTR)
+      shape_BTR = tf.concat([shape_BT, [choices.expert_GSR.shape[-1]]], axis=0)
+      decisions[name] = tf.reshape(choices.expert_GSR, shape_BTR), tf.reshape(choices.weight_GSR, shape_BTR)
     return decisions
 
   def attention_to_source(self, theta: Theta, batch: Batch) -> tf.Tensor:

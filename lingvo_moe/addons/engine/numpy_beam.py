@@ -46,7 +46,7 @@ class Beam:
 
   max_lengths_B: np.ndarray  # the largest |Y| of each row, counting eos; 0 in a row without a source
   live: Live
-  found: Finished
+  finished: Finished
   constraints: Constraints | None = None  # what hypotheses must and must not have; None: nothing
   progress: ConstraintProgress | None = None  # how far the live ones are
 
@@ -60,7 +60,7 @@ class Beam:
     return cls(
       max_lengths_B=max_lengths_B,
       live=Live(np.full([rows, width], BOS, np.int32), padding(width), log_probs_BW),
-      found=Finished(padding(n_best), np.zeros([rows, n_best], np.int32), *np.full([2, rows, n_best], NEG_INF)),
+      finished=Finished(padding(n_best), np.zeros([rows, n_best], np.int32), *np.full([2, rows, n_best], NEG_INF)),
       constraints=constraints,
       progress=constraints and constraints_lib.begin(np, constraints, width),
     )
@@ -75,7 +75,7 @@ class Beam:
     return Beam(
       self.max_lengths_B[rows],
       Live(*map(of_rows, self.live)),
-      Finished(*map(of_rows, self.found)),
+      Finished(*map(of_rows, self.finished)),
       self.constraints and self.constraints._replace(terms_BYT=self.constraints.terms_BYT[rows]),
       self.progress and ConstraintProgress(*map(of_rows, self.progress)),
     )
@@ -86,13 +86,13 @@ class Beam:
     best = self._continuations(next_symbols, length)
     if (beam.ended(_ARRAYS, best, EOS) > NEG_INF).any():
       penalty = norm.penalty(np.float32(length))
-      self.found = beam.finish(_ARRAYS, self.found, self.live, best, places_T, length, penalty, EOS)
+      self.finished = beam.finish(_ARRAYS, self.finished, self.live, best, places_T, length, penalty, EOS)
     parents_BW, self.live = beam.next_live(_ARRAYS, self.live, best, places_T, length, EOS)
     if self.constraints is not None:
       size = self.constraints.automaton_JV.shape[1]
       self.progress = constraints_lib.follow(np, self.constraints, self.progress, parents_BW, self.live.last_BW, size)
     max_penalty_B1 = norm.penalty(self.max_lengths_B.astype(np.float32))[:, np.newaxis]
-    self.live = beam.stop(_ARRAYS, self.live, self.found, max_penalty_B1)
+    self.live = beam.stop(_ARRAYS, self.live, self.finished, max_penalty_B1)
     return parents_BW
 
   def _continuations(self, next_symbols, length):

@@ -68,11 +68,11 @@ def search(
   beam.live.last_BW[:] = begin
   if prompt:
     memory, beam.live.last_BW[:] = {'lengths': prompt.lengths_B}, prompt.last_B[:, np.newaxis]
-  results, numbers, time = Beam.begin(max_lengths_B, width, n_best).found, np.arange(len(max_lengths_B)), 0
+  results, numbers, time = Beam.begin(max_lengths_B, width, n_best).finished, np.arange(len(max_lengths_B)), 0
   cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()), prompt)
 
   def note_results():
-    for of_all, of_beam in zip(results, beam.found, strict=True):
+    for of_all, of_beam in zip(results, beam.finished, strict=True):
       of_all[numbers] = of_beam
 
   while beam.live_BW.any():

@@ -46,8 +46,8 @@ def launch(command: Sequence[str], count: int) -> int:
       previous[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
   try:
     for index in range(count):
-      own = [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}']
-      processes.append(subprocess.Popen(own, **({} if index == 0 else nothing)))
+      process_command = [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}']
+      processes.append(subprocess.Popen(process_command, **({} if index == 0 else nothing)))
     return _wait(processes)
   except OSError as e:
     raise UserError(

@@ -115,8 +115,8 @@ class Looped:
 
     def run_expert(i, *arrays):
       e = tf.gather(self._busy, i)
-      own = slice(tf.gather(self.expert_offsets, e), tf.gather(self.expert_offsets, e + 1))
-      y = f(*(w[e] for w in weights), *(x_XM[own] for x_XM in rows))
+      expert_rows = slice(tf.gather(self.expert_offsets, e), tf.gather(self.expert_offsets, e + 1))
+      y = f(*(w[e] for w in weights), *(x_XM[expert_rows] for x_XM in rows))
       return i + 1, *(rows_of.write(i, rows) for rows_of, rows in zip(arrays, y, strict=True))
 
     def array(size):
