@@ -126,10 +126,14 @@ class GatherDispatcher(Dispatcher):
     """Runs _dispatch or _combine, on a mesh in a manual region: on each device for its own groups."""
     if xla_sharding.current() is None:
       return verb(self, x)
-    r = self.routing
-    of_groups = lambda x, *decisions: verb(GatherDispatcher(Routing(*decisions, r.num_experts, r.capacity, None)), x)
-    decisions = [(x_GSR, 'GSR') for x_GSR in (r.expert_GSR, r.slot_GSR, r.weight_GSR)]
+    decisions = [(x_GSR, 'GSR') for x_GSR in self.routing[:3]]
+    of_groups = functools.partial(self._of_groups, verb)
     return xla_sharding.manually(of_groups, (x, dims), *decisions, returns=returns, first='G')
+
+  def _of_groups(self, verb, x, expert_GSR, slot_GSR, weight_GSR):
+    """Runs _dispatch or _combine by the decisions for one device's groups."""
+    routing = Routing(expert_GSR, slot_GSR, weight_GSR, self.routing.num_experts, self.routing.capacity, stats=None)
+    return verb(GatherDispatcher(routing), x)
 
   def _dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     r = self.routing

@@ -53,25 +53,25 @@ class FeedForward:
 
   def weights(self) -> Specs:
     m, h = self.model_dim, self.hidden_dim
-    into = lambda: WeightSpec((m, h), 'MH', glorot_uniform(m, h), factored='MH')
-    bias = lambda size, letter: WeightSpec((size,), letter, Constant(0.0))
+    into = WeightSpec((m, h), 'MH', glorot_uniform(m, h), factored='MH')
     return {
-      'wi': into(),
-      **({'bi': bias(h, 'H')} if self.bias else {}),
-      **({'wg': into()} if ACTIVATIONS[self.activation].gated else {}),
+      'wi': into,
+      **({'bi': WeightSpec((h,), 'H', Constant(0.0))} if self.bias else {}),
+      **({'wg': into} if ACTIVATIONS[self.activation].gated else {}),
       'wo': WeightSpec((h, m), 'HM', glorot_uniform(h, m), factored='HM'),
-      **({'bo': bias(m, 'M')} if self.bias else {}),
+      **({'bo': WeightSpec((m,), 'M', Constant(0.0))} if self.bias else {}),
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs [B, T, M]; key None means inference, without dropout."""
-    activation = ACTIVATIONS[self.activation]
-    # The gradient needs the input of an activation, from which its output follows.
-    activate = lambda h_BTH: activation.function(keep(h_BTH, 'BTH'))
-    if activation.gated:
+    if ACTIVATIONS[self.activation].gated:
       h_BTH = keep(ops.linear(x_BTM, theta['wi'], theta.get('bi')), 'BTH')
-      h_BTH *= ops.linear(x_BTM, theta['wg'], activation=activate)
+      h_BTH *= ops.linear(x_BTM, theta['wg'], activation=self._activate)
     else:
-      h_BTH = ops.linear(x_BTM, theta['wi'], theta.get('bi'), activate)
+      h_BTH = ops.linear(x_BTM, theta['wi'], theta.get('bi'), self._activate)
     h_BTH = prng.dropout(h_BTH, self.dropout, key)
     return shard(ops.linear(h_BTH, theta['wo'], theta.get('bo')), 'BTM')
+
+  def _activate(self, h_BTH: tf.Tensor) -> tf.Tensor:
+    """Applies the activation, and keeps its input for the gradient: its output follows from that."""
+    return ACTIVATIONS[self.activation].function(keep(h_BTH, 'BTH'))

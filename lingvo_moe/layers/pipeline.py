@@ -25,8 +25,8 @@ from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
 
-# (number of the block, x, shared, rows, its weights) -> (x, auxiliary outputs, a nest of tensors)
-Block = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor], Any, Theta], tuple[tf.Tensor, Any]]
+# (number of the block, x, shared, its weights, rows) -> (x, auxiliary outputs, a nest of tensors)
+Block = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor], Theta, Any], tuple[tf.Tensor, Any]]
 
 
 class _Place(NamedTuple):
@@ -197,7 +197,7 @@ class _Run:
   def run_block(self, number, x, shared, rows, weights, recomputed=False):
     scope = again(self.scope) if recomputed else f'{self.scope}/' if self.scope else ''
     with tf.name_scope(scope):  # the body of a loop is a graph of its own, whose name scopes begin anew
-      return self.block(number, x, shared, rows, weights_lib.unflatten(dict(zip(self.specs, weights, strict=True))))
+      return self.block(number, x, shared, weights_lib.unflatten(dict(zip(self.specs, weights, strict=True))), rows)
 
   def pull_back(self, number, x, shared, rows, weights, dresults):
     """Gradients of (x, *shared, *own), for those of the results of `run_block`."""

@@ -10,6 +10,7 @@ drops whatever made them.
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -52,27 +53,28 @@ def unkept() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def recording() -> Iterator[list[Kept]]:
   """Records what `keep` marks in the block."""
-  made = []
-
-  def record(kept):
-    made.append(kept)
-    return kept.x
-
-  with _marking(record):
-    yield made
+  records: list[Kept] = []
+  with _marking(functools.partial(_record, records)):
+    yield records
 
 
 def giving(values: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager[None]:
   """Gives these values, in order, in place of what `keep` marks in the block; what is marked after the last stays."""
-  left = iter(values)
+  return _marking(functools.partial(_give, iter(values)))
 
-  def give(kept):
-    value = next(left, None)
-    if value is None or not value.dtype.is_floating:
-      return kept.x if value is None else value
-    return tf.custom_gradient(lambda _: (tf.identity(value), lambda dy: dy))(kept.x)
 
-  return _marking(give)
+def _record(records: list[Kept], kept: Kept) -> tf.Tensor:
+  """Records an activation, and leaves it as it is."""
+  records.append(kept)
+  return kept.x
+
+
+def _give(values: Iterator[tf.Tensor], kept: Kept) -> tf.Tensor:
+  """Next value in place of an activation, to which the value's gradient passes unchanged."""
+  value = next(values, None)
+  if value is None or not value.dtype.is_floating:
+    return kept.x if value is None else value
+  return tf.custom_gradient(lambda _: (tf.identity(value), lambda dy: dy))(kept.x)
 
 
 @contextlib.contextmanager

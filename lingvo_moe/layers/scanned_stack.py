@@ -6,6 +6,7 @@ more (see remat.py). Its gradient is a second loop, backwards, which runs each b
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,16 +77,16 @@ class ScannedStack(Stack):
       x_BTM, (by_block, weights) = self._pipelined(theta, x_BTM, shared, rows)
     else:
       stack = self._of_whole_batch() if of_stages else self
-      block = lambda number, x_BTM, shared, theta: stack._block(number, x_BTM, shared, rows._asdict(), theta, aligned)
+      block = functools.partial(stack._block, rows=rows._asdict(), aligned=aligned)
       remat = self.remat if training else 'block'
       x_BTM, (by_block, weights) = scan(block, x_BTM, shared, theta, self._specs, remat)
     routed = {}
     for name, of_blocks in by_block.items():
       for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
-        routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
+        routed[layer_name] = tf.nest.map_structure(operator.itemgetter(block), of_blocks)
     return StackOutput(x_BTM, routed, None, weights[0][aligned_layer // self.period] if weights else None)
 
-  def _block(self, number, x_BTM, shared, rows, theta, aligned=None):
+  def _block(self, number, x_BTM, shared, theta, rows, aligned=None):
     """Runs block `number`: (x, (Routed by name of its layers with experts, attention weights of layer `aligned`))."""
     output = self._run_block(number, x_BTM, shared, Rows(**rows), theta, aligned=aligned)
     return output.x_BTM, (output.routed, [] if aligned is None else [output.memory_weights_BnTU])
@@ -186,9 +187,9 @@ def scan(
 
   def recorded(*args):
     """Results of the block, and what it marks but for its output, which the next block keeps as its input."""
-    with remat_lib.recording() as made:
+    with remat_lib.recording() as records:
       x, auxiliary = run_block(*args)
-    marks[:] = [kept for kept in made if kept.x is not x and remat != 'block']
+    marks[:] = [kept for kept in records if kept.x is not x and remat != 'block']
     return x, auxiliary, [kept.x for kept in marks]
 
   def run_block(number, x, *flat, under=f'{scope}/' if scope else ''):
@@ -199,8 +200,6 @@ def scan(
 
   first_block = lambda: recorded(tf.constant(0), x_BTM, *shared, *_at(weights, specs, 0).values())[1:]
   aux_specs, kept_specs = results_of(first_block)
-  arrays_of = lambda specs: [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(specs)]
-  write = lambda arrays, number, values: [a.write(number, v) for a, v in zip(arrays, values, strict=True)]
 
   @tf.custom_gradient
   def run(x, *flat):
@@ -209,36 +208,28 @@ def scan(
     def forward(number, x, inputs, auxiliary, kept):
       inputs = inputs.write(number, shard(x, 'BTM'))
       x, values, marked = recorded(number, x, *flat[: len(shared)], *_at(stacked, specs, number).values())
-      return shard(x, 'BTM'), inputs, write(auxiliary, number, tf.nest.flatten(values)), write(kept, number, marked)
+      auxiliary = _write(auxiliary, number, tf.nest.flatten(values))
+      return shard(x, 'BTM'), inputs, auxiliary, _write(kept, number, marked)
 
-    inputs = tf.TensorArray(x.dtype, count, element_shape=x.shape)
-    begin = x, inputs, arrays_of(aux_specs), arrays_of(kept_specs)
-    y, inputs, auxiliary, kept = counted(count, forward, *begin, scope='')
+    (inputs,), auxiliary, kept = (_arrays(values, count) for values in (x, aux_specs, kept_specs))
+    y, inputs, auxiliary, kept = counted(count, forward, x, inputs, auxiliary, kept, scope='')
     inputs_LBTM = shard(inputs.stack(), 'LBTM')
     kept = [mark.shard(array.stack(), 'L') for mark, array in zip(marks, kept, strict=True)]
 
     def grad(dy, *daux):
       def backward(done, dx, dshared, dweights):
         number = count - 1 - done
-        block_args = [
-          shard(inputs_LBTM[number], 'BTM'),
-          *flat[: len(shared)],
-          *_at(stacked, specs, number).values(),
-        ]
-        values = [mark.shard(stacked[number]) for mark, stacked in zip(marks, kept, strict=True)]
+        block_args = [shard(inputs_LBTM[number], 'BTM'), *flat[: len(shared)], *_at(stacked, specs, number).values()]
+        values = [mark.shard(kept_L[number]) for mark, kept_L in zip(marks, kept, strict=True)]
         with remat_lib.giving(values):
-          dx, *grads = pull_back(
-            lambda *args: run_block(number, *args, under=remat_lib.again(scope)),
-            block_args,
-            [dx, *(dvalue[number] for dvalue in daux)],
-          )
+          again = functools.partial(run_block, number, under=remat_lib.again(scope))
+          dx, *grads = pull_back(again, block_args, [dx, *(dvalue[number] for dvalue in daux)])
         # Gradients of shared tensors are sums over many blocks: in float32 whatever type the tensors have.
         dshared = [total + tf.cast(g, total.dtype) for total, g in zip(dshared, grads)]
         stored = [
           xla_sharding.store(g, s.dims, update=True) for g, s in zip(grads[len(shared) :], specs.values(), strict=True)
         ]
-        dweights = [array.write(number, g) for array, g in zip(dweights, stored, strict=True)]
-        return shard(dx, 'BTM'), dshared, dweights
+        return shard(dx, 'BTM'), dshared, _write(dweights, number, stored)
 
       dshared = [tf.zeros_like(s, tf.float32) for s in shared]
       dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
@@ -253,6 +244,16 @@ def scan(
 
   y, *auxiliary = run(x_BTM, *shared, *(weights[name] for name in names))
   return y, tf.nest.pack_sequence_as(aux_specs, auxiliary)
+
+
+def _arrays(values: Any, count: int) -> list[tf.TensorArray]:
+  """Arrays of `count` values like these tensors or specs of a nest."""
+  return [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(values)]
+
+
+def _write(arrays: Sequence[tf.TensorArray], number: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.TensorArray]:
+  """Arrays after writing the values of one block."""
+  return [array.write(number, value) for array, value in zip(arrays, values, strict=True)]
 
 
 def _used(theta: Theta, specs: Specs) -> Theta:

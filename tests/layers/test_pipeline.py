@@ -145,7 +145,7 @@ def test_stages_dispatch_by_einsum_and_over_stages_hashes_positions_as_elsewhere
 SPECS = {'w': WeightSpec((3, 3), 'MM', Constant(0.0)), 'b': WeightSpec((3,), 'M', Constant(0.0))}
 
 
-def block(number, x_BM, shared, rows, theta):
+def block(number, x_BM, shared, theta, rows):
   """A block that depends on its number, on a shared tensor and on rows; its auxiliary outputs count and have a loss."""
   (memory_BM,), scale_B = shared, rows
   scale_B1 = tf.cast(scale_B, tf.float32)[:, tf.newaxis] * (1 + 0.1 * tf.cast(number, tf.float32))
@@ -171,7 +171,7 @@ def test_gradients_of_bfloat16_tensors_are_float32_sums_over_blocks_and_micro_ba
   schedule = Pipeline(stages, 1, micro_batches=8, num_groups=8, repeats=1, blocks=8)
   specs = {'b': WeightSpec((1,), 'M', Constant(0.0))}
 
-  def block(number, x_BM, shared, rows, theta):
+  def block(number, x_BM, shared, theta, rows):
     by_row_B1 = tf.gather(FACTORS, rows)[:, tf.newaxis]
     return x_BM + tf.gather(FACTORS, number) * shared[0] + by_row_B1 * theta['b'], {}
 
@@ -182,7 +182,7 @@ def test_gradients_of_bfloat16_tensors_are_float32_sums_over_blocks_and_micro_ba
     if stages > 1:
       y_BM, _ = pipelined(block, x_BM, [memory_BM], tf.range(8), {'b': b_LM}, specs, schedule)
     else:
-      in_order = lambda number, x_BM, shared, theta: block(number, x_BM, shared, tf.range(8), theta)
+      in_order = lambda number, x_BM, shared, theta: block(number, x_BM, shared, theta, tf.range(8))
       y_BM, _ = scan(in_order, x_BM, [memory_BM], {'b': b_LM}, specs)
   dmemory_BM, db_LM = tape.gradient(y_BM, [memory_BM, b_LM], output_gradients=tf.ones_like(y_BM))
   assert dmemory_BM.dtype == tf.bfloat16 and dmemory_BM.numpy().ravel().tolist() == [264.0] * 8
@@ -206,7 +206,7 @@ def test_a_pipeline_computes_what_its_blocks_do_one_after_the_other(stages, part
   def in_order(x_BM, memory_BM, w, b):
     losses = []
     for number in range(8):
-      x_BM, aux = block(tf.constant(number), x_BM, [memory_BM], scale_B, {'w': w[number], 'b': b[number]})
+      x_BM, aux = block(tf.constant(number), x_BM, [memory_BM], {'w': w[number], 'b': b[number]}, scale_B)
       losses.append(aux['loss'])
     # Counts are summed over parts of micro-batches, each of which has one.
     return x_BM, {'loss': tf.stack(losses), 'number': tf.range(8) * micro_batches * parts}

@@ -60,15 +60,19 @@ def largest(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Ten
   operations and sums, which XLA partitions whatever axis is split; it would gather all logits for a top_k.
   """
   bits_GSE = tf.where(real_GS[..., tf.newaxis] > 0, tf.bitcast(tf.stop_gradient(values_GSE), tf.int32), -1)
-  count = lambda mask_GSE: tf.reduce_sum(tf.cast(mask_GSE, tf.int32), axis=1, keepdims=True)
   k_G11 = k_G[:, tf.newaxis, tf.newaxis]
   kth_G1E = tf.zeros_like(bits_GSE[:, :1])
   for bit in range(30, -1, -1):
     higher_G1E = kth_G1E | (1 << bit)
-    kth_G1E = tf.where(count(bits_GSE >= higher_G1E) >= k_G11, higher_G1E, kth_G1E)
+    kth_G1E = tf.where(_count(bits_GSE >= higher_G1E) >= k_G11, higher_G1E, kth_G1E)
   above_GSE, equal_GSE = bits_GSE > kth_G1E, bits_GSE == kth_G1E
   place_GSE = tf.cumsum(tf.cast(equal_GSE, tf.int32), axis=1, exclusive=True)
-  return above_GSE | (equal_GSE & (place_GSE < k_G11 - count(above_GSE)))
+  return above_GSE | (equal_GSE & (place_GSE < k_G11 - _count(above_GSE)))
+
+
+def _count(mask_GSE: tf.Tensor) -> tf.Tensor:
+  """Number of tokens of each group and expert at which a mask is True, [G, 1, E]."""
+  return tf.reduce_sum(tf.cast(mask_GSE, tf.int32), axis=1, keepdims=True)
 
 
 def _margin(gates_GSE: tf.Tensor, taken_GSE: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:

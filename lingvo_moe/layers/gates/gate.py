@@ -108,11 +108,11 @@ def expert_capacity(group_size: Size | tf.Tensor, num_experts: int, capacity_fac
   """
   # In whole numbers: 1.1 * 100 / 2 is 55, but 55.00000000000001 in floating point, and 56 slots.
   factor = fractions.Fraction(capacity_factor).limit_denominator(10_000)
-  slots = lambda size: -(-size * factor.numerator // (factor.denominator * num_experts))
-  if isinstance(group_size, int):
-    return max(1, min(group_size, slots(group_size)))
-  size = tf.cast(group_size, tf.int64)
-  return tf.cast(tf.maximum(tf.constant(1, tf.int64), tf.minimum(size, slots(size))), tf.int32)
+  size = group_size if isinstance(group_size, int) else tf.cast(group_size, tf.int64)
+  slots = -(-size * factor.numerator // (factor.denominator * num_experts))
+  if isinstance(size, int):
+    return max(1, min(size, slots))
+  return tf.cast(tf.maximum(tf.constant(1, tf.int64), tf.minimum(size, slots)), tf.int32)
 
 
 def top_choices(logits_GSE: tf.Tensor, k: int) -> tf.Tensor:
@@ -130,9 +130,8 @@ def top_choices(logits_GSE: tf.Tensor, k: int) -> tf.Tensor:
 
 def at_choices(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
   """Values [G, S, R] at the chosen experts; 0 where the expert is -1."""
-  num_experts = values_GSE.shape[-1]
-  at = lambda expert_GS: tf.reduce_sum(values_GSE * tf.one_hot(expert_GS, num_experts), axis=-1)
-  return tf.stack([at(expert_GS) for expert_GS in tf.unstack(expert_GSR, axis=-1)], axis=-1)
+  hots_GSE = [tf.one_hot(expert_GS, values_GSE.shape[-1]) for expert_GS in tf.unstack(expert_GSR, axis=-1)]
+  return tf.stack([tf.reduce_sum(values_GSE * hot_GSE, axis=-1) for hot_GSE in hots_GSE], axis=-1)
 
 
 def real_tokens(paddings_GS: tf.Tensor) -> tf.Tensor:
@@ -169,8 +168,7 @@ def route(
     length_GE = tf.minimum(length_GE, capacity)
   else:
     capacity = tf.maximum(1, tf.reduce_max(length_GE))
-  count_R = lambda x_GSR: tf.reduce_sum(x_GSR, axis=[0, 1])
-  taken_R = count_R(taken_GSR)
+  taken_R, kept_R = tf.reduce_sum(taken_GSR, axis=[0, 1]), tf.reduce_sum(kept_GSR, axis=[0, 1])
   return Routing(
     expert_GSR=expert_GSR,
     slot_GSR=slot_GSR,
@@ -179,7 +177,7 @@ def route(
     num_experts=num_experts,
     capacity=capacity,
     stats=stats._replace(
-      dropped_R=taken_R - count_R(kept_GSR),
+      dropped_R=taken_R - kept_R,
       skipped=tf.reduce_sum(stats.tokens - taken_R),
       tokens_E=tf.reduce_sum(tf.cast(length_GE, tf.float32), axis=0),
     ),
@@ -238,8 +236,8 @@ def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor
   num_experts, ranks = gates_GSE.shape[-1], expert_GSR.shape[-1]
   size_G1 = tf.maximum(tf.reduce_sum(real_GS, axis=1), 1.0)[:, tf.newaxis]
   m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
-  chosen = lambda expert_GS: tf.one_hot(tf.where(real_GS > 0, expert_GS, -1), num_experts)
-  chosen_GSE = sum((chosen(expert_GSR[..., rank]) for rank in range(1, ranks)), chosen(expert_GSR[..., 0]))
+  real_expert_GSR = tf.where(real_GS[..., tf.newaxis] > 0, expert_GSR, -1)
+  chosen_GSE = tf.add_n([tf.one_hot(real_expert_GSR[..., rank], num_experts) for rank in range(ranks)])
   c_GE = tf.reduce_sum(chosen_GSE, axis=1) / (ranks * size_G1)
   return tf.reduce_sum(num_experts * tf.reduce_sum(m_GE * tf.stop_gradient(c_GE), axis=-1))
 
@@ -250,9 +248,9 @@ def margin(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
   value_GSR = at_choices(values_GSE, expert_GSR)
   gaps = [value_GSR[..., r] - value_GSR[..., r + 1] for r in range(ranks - 1)]
   if ranks < num_experts:
-    chosen = lambda rank: tf.one_hot(expert_GSR[..., rank], num_experts, on_value=True, off_value=False)
     others_GSE = values_GSE
     for rank in range(ranks):
-      others_GSE = tf.where(chosen(rank), -math.inf, others_GSE)
+      chosen_GSE = tf.one_hot(expert_GSR[..., rank], num_experts, on_value=True, off_value=False)
+      others_GSE = tf.where(chosen_GSE, -math.inf, others_GSE)
     gaps.append(value_GSR[..., -1] - tf.reduce_max(others_GSE, axis=-1))
   return tf.reduce_min(tf.stack(gaps, axis=-1), axis=-1) if gaps else tf.ones(sizes(expert_GSR)[:2])

@@ -51,9 +51,10 @@ class NoisyTopK(gate.Gate):
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     raw_noise_GSE = None if keys_GS is None else gate.gate_logits(theta['gate_noise'], x_GSM)
     noisy = noisy_top_k(logits_GSE, raw_noise_GSE, keys_GS, self.choices)
-    sum_E = lambda x_GSE: tf.reduce_sum(x_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
+    importance_E = tf.reduce_sum(noisy.gates_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
+    load_E = tf.reduce_sum(noisy.load_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
     stats = gate.statistics(logits_GSE, tf.nn.softmax(logits_GSE), real_GS)
-    loss = squared_variation(sum_E(noisy.gates_GSE)) + squared_variation(sum_E(noisy.load_GSE))
+    loss = squared_variation(importance_E) + squared_variation(load_E)
     taken_GSR = tf.stack([real_GS] * self.choices, axis=-1)
     stats = stats._replace(aux_loss=stats.groups * loss)
     num_experts = logits_GSE.shape[-1]
@@ -93,9 +94,9 @@ def noisy_top_k(logits_GSE: tf.Tensor, raw_noise_GSE: tf.Tensor | None, keys_GS:
   best_GSR = gate.top_choices(noisy_GSE, k + 1)  # and the best that is not kept, for thresholds
   expert_GSR, value_GSR = best_GSR[..., :k], gate.at_choices(noisy_GSE, best_GSR)
   weight_GSR = tf.nn.softmax(value_GSR[..., :k])
-  hot = lambda rank: tf.one_hot(expert_GSR[..., rank], num_experts)
-  gates_GSE = tf.add_n([hot(rank) * weight_GSR[..., rank, tf.newaxis] for rank in range(k)])
-  kept_GSE = tf.add_n([hot(rank) for rank in range(k)])
+  hots_GSE = [tf.one_hot(expert_GSR[..., rank], num_experts) for rank in range(k)]
+  gates_GSE = tf.add_n([hots_GSE[rank] * weight_GSR[..., rank, tf.newaxis] for rank in range(k)])
+  kept_GSE = tf.add_n(hots_GSE)
   load_GSE = kept_GSE
   if keys_GS is not None:
     # kth_excluding(H(x), k, i): the k-th largest of the others is the k-th of all, or the next one if i is kept itself.
