@@ -55,8 +55,8 @@ class Program:
   """Model with its optimizer, schedule and seed.
 
   Micro-batches are parts of a batch that are computed one after the other, with their gradients added up: equal results
-  to rounding, in less memory, but for balance losses that are of what is given at once (noisy top-k and hierarchical
-  gates).
+  to rounding, in less memory. Balance losses over all groups together (noisy top-k and hierarchical gates) are then
+  those of each micro-batch.
   """
 
   model: Model
@@ -90,7 +90,7 @@ class Program:
 
   @property
   def constant(self) -> tuple[str, ...]:
-    """Names of weights that checkpoints do not repeat, as training leaves them as they begin."""
+    """Names of weights that training does not change; checkpoints after the first do not repeat them."""
     return tuple(self.model_specs) if self.lora else ()
 
   @functools.cached_property
@@ -121,7 +121,7 @@ class Program:
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """Train step: one update. Returns (the next state, metrics of the model with 'grad_norm' and 'learning_rate').
 
-    Under a backend that updates in place, the state is variables, those that are returned; see optim/updates.py.
+    Under a backend that updates in place, the state holds variables, which are returned; see optim/updates.py.
     """
     used = {**state['weights'], **state.get('copies', {})}
     grads, metrics = self.gradients(tf.convert_to_tensor(state['step']), used, batch)
@@ -259,7 +259,7 @@ def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Par
 
 
 def joined(metrics: Sequence[Any]) -> Any:
-  """Metrics of a batch from those of its parts: sums, unless their type has another rule (`joined`)."""
+  """Metrics of a batch, joined from those of its parts: sums, unless their type has a method `joined`."""
   first = metrics[0]
   if isinstance(first, Mapping):
     return {name: joined([of_part[name] for of_part in metrics]) for name in first}

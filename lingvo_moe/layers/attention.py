@@ -91,7 +91,7 @@ class Attention:
 
   @property
   def of_memory(self) -> Self:
-    """The attention to another sequence that goes with this self-attention: without relative positions."""
+    """Cross-attention of equal sizes: this self-attention without relative positions."""
     return dataclasses.replace(self, relative=None)
 
   def weights(self) -> Specs:

@@ -50,7 +50,7 @@ class Dispatcher(abc.ABC):
     """Weighted sum y_GSM of the experts' outputs for each token; zeros where it was dropped."""
 
   def keys(self, keys_GS: tf.Tensor) -> tf.Tensor:
-    """Random key of each slot, [E, G, C], or row: of its token and expert alone, whatever slot or row that is."""
+    """Random keys of slots, [E, G, C], or of rows: each depends on its token and expert alone."""
     x_EGC4 = self.dispatch(prng.as_bytes(keys_GS))
     return prng.fold(prng.from_bytes(x_EGC4), tf.range(sizes(x_EGC4)[0])[:, tf.newaxis, tf.newaxis])
 
@@ -214,7 +214,7 @@ class GroupedDispatcher(Dispatcher):
 
 
 class SingleDispatcher(Dispatcher):
-  """Dispatch to experts that an export computes apart, one by one: the layer computes one for all tokens."""
+  """Dispatch for exports, which compute each expert by a graph of its own: here one expert gets all tokens."""
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     return ops.to_experts(x_GSM, self.routing.expert_GSR, self.routing.weight_GSR)[tf.newaxis]

@@ -78,10 +78,10 @@ class CompetingOutputs:
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoids:
-  """Sinusoidal positions that are added to embeddings; `offset` is the first one, `endpoint` see below."""
+  """Sinusoidal positions that are added to embeddings; see `sinusoidal_positions`."""
 
-  offset: int = 0
-  endpoint: bool = True
+  offset: int = 0  # the first position
+  endpoint: bool = True  # whether the longest wavelength is 20000 pi
 
   def __call__(self, positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
     return sinusoidal_positions(positions_BT + self.offset if self.offset else positions_BT, model_dim, self.endpoint)

@@ -137,7 +137,7 @@ class DeepExperts(SizedExperts):
 
 @dataclasses.dataclass(frozen=True)
 class LinearExperts(Experts):
-  """Linear expert x w of each of several weights, side by side: outputs [E, G, C, the sum of their sizes]."""
+  """Linear experts x w with several weights, whose results are concatenated: outputs [E, G, C, sum of sizes]."""
 
   specs: Specs  # weights [E, M, J] by name
 

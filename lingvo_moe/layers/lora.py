@@ -59,7 +59,7 @@ class Lora:
     }
 
   def product(self, a: Any, b: Any, rank: int) -> tf.Tensor:
-    """A B alpha / rank, for a matrix of so many axes."""
+    """Product A B alpha / self.rank, for a matrix of `rank` axes."""
     axes, inputs, batch = string.ascii_lowercase[:rank], len(a.shape) - 1, shared_axes(a, b, rank)
     product = tf.einsum(f'{axes[:inputs]}z,{axes[:batch]}z{axes[inputs:]}->{axes}', a, b)
     return product * (self.alpha / self.rank)
@@ -84,5 +84,5 @@ def part(name: str, letter: str) -> str:
 
 
 def shared_axes(a: Any, b: Any, rank: int) -> int:
-  """Number of axes that both parts share with their matrix, which has so many: those of layers and experts."""
+  """Number of axes, of layers and experts, that A and B share with their matrix, which has `rank` axes."""
   return len(a.shape) + len(b.shape) - 2 - rank

@@ -206,7 +206,7 @@ def layers_of(model: Any) -> list[MoE]:
 
 
 def of_part(model: Any, parts: int | None) -> Any:
-  """The model for one of so many parts of a batch, of which MoE layers have as many times fewer groups; None: one."""
+  """Model for one of `parts` parts of a batch: MoE layers have that many times fewer groups; None: one group."""
   if isinstance(model, MoE):
     return dataclasses.replace(model, num_groups=model.num_groups // parts if parts else 1)
   if not layers_of(model):

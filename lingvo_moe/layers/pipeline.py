@@ -200,7 +200,7 @@ class _Run:
       return self.block(number, x, shared, weights_lib.unflatten(dict(zip(self.specs, weights, strict=True))), rows)
 
   def pull_back(self, number, x, shared, rows, weights, dresults):
-    """Gradients of (x, *shared, *own), for those of the results of `run_block`."""
+    """Vjp of `run_block`: gradients of (x, *shared, *weights), given those of its results."""
     split = len(shared)
     call = lambda x, *flat: self.run_block(number, x, flat[:split], rows, flat[split:], recomputed=True)
     return pull_back(call, [x, *shared, *weights], dresults)

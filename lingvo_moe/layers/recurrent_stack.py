@@ -36,8 +36,8 @@ class LstmState(NamedTuple):
 class Lstm:
   """LSTM with forget gates (Gers et al., 2000) of forget bias 1, without peepholes; ops.lstm_cell has the formula.
 
-  The input's part of the preactivations is one product over all positions; the loop over positions has the rest.
-  Axis J of a weight has the four: input gate, forget gate, candidate, output gate.
+  The input's part of the preactivations is one product over all positions; the loop over positions computes the rest.
+  Axis J of a weight has input gate, forget gate, candidate, output gate.
   """
 
   model_dim: int  # M, features of inputs and outputs
@@ -61,7 +61,7 @@ class Lstm:
     return LstmState(shard(output_BTM, 'BTM'), shard(cell_BTH, 'BTH'))
 
   def step(self, theta: Theta, x_BWM: tf.Tensor, state: LstmState) -> LstmState:
-    """States after one more symbol of each hypothesis, given those before it."""
+    """States after one more symbol of each hypothesis, given the states before the symbol."""
     z_BWJH = ops.linear(x_BWM, theta['wi'], theta['bi']) + ops.linear(state.output_BTM, theta['wr'])
     hidden_BWH, cell_BWH = ops.lstm_cell(shard(z_BWJH, 'BWJH'), state.cell_BTH)
     output_BWM = ops.linear(hidden_BWH, theta['wo']) if 'wo' in theta else hidden_BWH
@@ -75,8 +75,8 @@ class RecurrentStack:
   The output of the middle layer goes through a sigmoid first. There is no normalisation. The state is zero at the
   beginning of each row, and of each segment in it.
 
-  In decoding, a state lies at the flat position of the symbol after which it is the state. That of a hypothesis is at
-  the last of its positions, so states are never reordered when hypotheses are; see search/flat_sequence.py.
+  In decoding, the cache holds the state after each symbol at the flat position of the symbol. The state of a hypothesis
+  is at the last of its positions, so states are not reordered with hypotheses; see search/flat_sequence.py.
   """
 
   lstm: Lstm  # both LSTMs

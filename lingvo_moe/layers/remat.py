@@ -25,14 +25,14 @@ POLICIES = ('none', 'attention', 'block')
 
 
 class Kept(NamedTuple):
-  """Activation that `keep` has marked, with its other arguments."""
+  """Activation that `keep` has marked, with its axes."""
 
   x: tf.Tensor
   dims: str
   first: str
 
   def shard(self, x: tf.Tensor, stacked: str = '') -> tf.Tensor:
-    """Shards a tensor of these axes, with others before them, as this activation is."""
+    """Shards a tensor as this activation is; `stacked` has the letters of axes before those of the activation."""
     return xla_sharding.shard(x, stacked + self.dims, self.first)
 
 
@@ -46,20 +46,20 @@ def keep(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
 
 
 def unkept() -> contextlib.AbstractContextManager[None]:
-  """Lets `keep` mark nothing in the block."""
+  """Context in which `keep` marks nothing."""
   return _marking(None)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Kept]]:
-  """Records what `keep` marks in the block."""
+  """Context that records the activations that `keep` marks."""
   records: list[Kept] = []
   with _marking(functools.partial(_record, records)):
     yield records
 
 
 def giving(values: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-  """Gives these values, in order, in place of what `keep` marks in the block; what is marked after the last stays."""
+  """Context in which `keep` returns these values, in order; after the last value it returns its activations."""
   return _marking(functools.partial(_give, iter(values)))
 
 
@@ -130,5 +130,5 @@ def _with_tensors(nest: Any, tensors: Sequence[tf.Tensor]) -> Any:
 
 
 def again(scope: str) -> str:
-  """Name scope of operations that are computed again, from their own; addons/analysis/parts.py reads it."""
+  """Name scope of recomputed operations, from the scope of their first run; addons/analysis/parts.py reads it."""
   return f'rematerialised/{scope}/' if scope else 'rematerialised/'

@@ -21,7 +21,7 @@ StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stack
 
 
 class StackOutput(NamedTuple):
-  """Output of a stack, and what it returns besides; see LayerOutput."""
+  """Output of a stack, with its routing, cache and attention weights; see LayerOutput."""
 
   x_BTM: tf.Tensor
   routed: dict[str, Routed]  # by layer name, of layers with experts
@@ -69,7 +69,7 @@ class Stack(Branches):
 
   @property
   def num_blocks(self) -> int | None:
-    """L, the axis on which weights and caches of traced layers are stacked; None: they are not."""
+    """Number of blocks L, on whose axis weights and caches of traced layers are stacked; None: they are not stacked."""
     return None
 
   def weights(self) -> Specs:

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 class LayerOutput(NamedTuple):
-  """Output of a layer, and what it returns besides."""
+  """Output of a layer, with its routing, cache and attention weights."""
 
   x_BTM: tf.Tensor
   routed: Routed | None  # statistics and decisions of the gate; None: no experts
@@ -152,7 +152,7 @@ class Layer(Branches):
     return self.attention.of_memory.keys_values(cross_theta, memory_BUM)
 
   def _attend(self, attention, theta, x_BTM, memory, mask_BTU, key, with_weights=False):
-    """Attends as Attention.attend does; with `remat_attention` once more for the gradient."""
+    """Runs Attention.attend; with `remat_attention` it is computed again for the gradient."""
     if self.remat_attention and key is not None:
       constants = {'mask_BTU': mask_BTU, 'key': key, 'with_weights': with_weights}
       return rematerialised(attention.attend, theta, x_BTM, memory, **constants)

@@ -92,10 +92,10 @@ BACKEND = Backend(
 def without_experts(
   calls: list[ExpertsCall], step: bool = True, tables: Mapping[Any, ScaledTable] = MappingProxyType({})
 ) -> Backend:
-  """The backend that cuts a graph before and after experts, and adds the cuts to a list.
+  """LiteRT backend that cuts a graph before and after experts, and appends the cuts to `calls`.
 
-  Weights of experts are those of one, with E = 1. With `step`, caches are inputs of the graph; without it they are what
-  the graph returns, written by one call. Some embedding tables, by reference, are looked up in another form of them.
+  Weights of experts are those of one, with E = 1. With `step`, caches are inputs of the graph; without it the graph
+  returns them, written by one call. `tables` are embedding tables, by reference, that are looked up as scaled ones.
   """
 
   def lookup(table_VM, ids_BT):

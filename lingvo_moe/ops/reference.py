@@ -36,17 +36,17 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def beside_experts(x_BTM: tf.Tensor) -> tf.Tensor:
-  """Mark for exports: x, to which the output of the experts that are called next is added."""
+  """Marks x for exports as the residual of a layer: the output of the experts that follow is added to it."""
   return x_BTM
 
 
 def to_experts(x_GSM: tf.Tensor, expert_GSR: tf.Tensor, weight_GSR: tf.Tensor) -> tf.Tensor:
-  """Mark for exports: x, the tokens of experts that are computed apart, with their choices of experts and weights."""
+  """Marks x for exports as the tokens of experts that a graph of its own computes, with their choices and weights."""
   return x_GSM
 
 
 def from_experts(y_GSM: tf.Tensor) -> tf.Tensor:
-  """Mark for exports: y, the outputs of one of the experts of the last `to_experts`; after it their weighted sums."""
+  """Marks y for exports as the outputs of one expert of the last `to_experts`, which become weighted sums here."""
   return y_GSM
 
 
@@ -209,5 +209,5 @@ def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
-  """Maps f over nested tensors [B, ...] whose rows do not depend on each other; `specs` are those of its results."""
+  """Maps f over nested tensors [B, ...] whose rows do not depend on each other; `specs` are those of f's results."""
   return f(rows)

@@ -104,7 +104,7 @@ def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
 
 
 def slots_per_round(slots: Size) -> Size:
-  """All of `slots`: the longest queue is known only when the program runs, but XLA needs the sizes of tensors before.
+  """Slots of a round: all of `slots`, as XLA needs static sizes, and the longest queue is known only at run time.
 
   Room for the longest queue that is possible would be S slots for every expert and group, E / 2 times as many as there
   are choices. In rounds, memory is that of one round, and the cost is proportional to the longest queue on any device:

@@ -12,7 +12,7 @@ SLOT = 'average'
 
 @dataclasses.dataclass(frozen=True)
 class WithMovingAverage(Optimizer):
-  """An optimizer that also keeps decay * average + (1 - decay) * w_t of each weight w_t, in its slot `average`.
+  """Optimizer that also keeps the moving average decay * average + (1 - decay) * w_t of each weight, in slot `average`.
 
   It begins at 0, so after t updates the average of w_1 to w_t is that optimizer slot divided by `bias(decay, t)`.
   Training does not read it. It is split over devices, saved and restored as all optimizer slots are.
@@ -33,5 +33,5 @@ class WithMovingAverage(Optimizer):
 
 
 def bias(decay: float, updates: int) -> float:
-  """Sum of the weights of w_1 to w_t in the optimizer slot after t updates."""
+  """Bias of the moving average after t updates: sum of the factors of w_1 to w_t in it."""
   return 1.0 - decay**updates

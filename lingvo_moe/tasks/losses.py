@@ -22,7 +22,8 @@ class LossSettings:
   """Settings of a model's loss.
 
   `report_decisions` adds to the metrics of a loss the decision of every gate on every token: 'decisions', {layer:
-  (expert_GSR, weight_GSR, margin_GS)}. `subset` is by what losses are given too; see Task.subset.
+  (expert_GSR, weight_GSR, margin_GS)}. `subset` is the division of the text by which losses are reported too; see
+  Task.subset.
   """
 
   label_smoothing: float = 0.0
@@ -43,7 +44,7 @@ def token_loss(
   totals: Totals | None = None,
   training: bool = False,
 ) -> tuple[tf.Tensor, dict[str, Any]]:
-  """Loss of a batch, or of a part of one; it and all metrics add up over parts.
+  """Loss over the target tokens of a batch or of a part of it; loss and metrics add up over parts.
 
   Args:
     settings: weights of the parts of the loss.
@@ -90,7 +91,7 @@ def token_loss(
 
 
 def token_scores(logits_BTV: tf.Tensor, label_BT: tf.Tensor, real_BT: tf.Tensor) -> tf.Tensor:
-  """Scores: log p of each token given those before it, float32 [B, T]; 0 where none counts."""
+  """Scores: log p of each token given those before it, float32 [B, T]; 0 where no token counts."""
   with tf.name_scope('softmax'):
     xent_BT, _ = ops.softmax_cross_entropy(logits_BTV, label_BT)
   return -xent_BT * real_BT
@@ -112,7 +113,7 @@ def gate_losses(routing: Routings, totals: Totals | None = None) -> tuple[tf.Ten
 
 
 def alignment_loss(attention_BTU: tf.Tensor, place_BT: tf.Tensor) -> tf.Tensor:
-  """Sum over target tokens of -log(attention to their place in the source), which counts from 1; 0: none."""
+  """Alignment loss: sum over target tokens of -log(attention to the source place), counted from 1; 0: no place."""
   attention_BT = tf.gather(attention_BTU, tf.maximum(place_BT - 1, 0), batch_dims=2)
   return tf.reduce_sum(tf.where(place_BT > 0, -tf.math.log(tf.maximum(attention_BT, 1e-9)), 0.0))
 
@@ -150,7 +151,7 @@ def choices_by_subset(
 
 
 def stack_totals(name: str, moe: MoE | None, segments_BT: tf.Tensor) -> dict[str, tf.Tensor]:
-  """Tokens of a stack, and the groups of its experts that hold one, as floats by the names of Totals."""
+  """Totals of a stack: numbers of tokens and of groups that hold a token, as floats by the names of Totals."""
   rows, length = sizes(segments_BT)
   num_groups = moe.num_groups if moe else 1
   real_GS = tf.reshape(segments_BT > 0, [num_groups, rows // num_groups * length])

@@ -48,7 +48,7 @@ class ExpertChoice(gate.LinearGate):
 
 
 def largest(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Tensor:
-  """True [G, S, E] at the k largest of each column over S; of equal ones the first. Padding is never chosen.
+  """Mask [G, S, E] of the k largest values of each column over S; of equal ones the first. Padding is not chosen.
 
   Args:
     values_GSE: float32, not negative.

@@ -73,7 +73,7 @@ class Gate(abc.ABC):
 
 
 def is_gate_weight(name: str) -> bool:
-  """Whether a weight of a layer, by its name there, is the gate's."""
+  """Whether the weight of this name within a layer belongs to the gate."""
   return name.startswith('gate')
 
 
@@ -135,7 +135,7 @@ def at_choices(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
 
 
 def real_tokens(paddings_GS: tf.Tensor) -> tf.Tensor:
-  """1.0 at tokens, 0.0 at padding."""
+  """Mask of real tokens, float32: 1.0 at tokens, 0.0 at padding."""
   return 1.0 - tf.cast(paddings_GS, tf.float32)
 
 

@@ -61,7 +61,7 @@ class Hierarchical(gate.Gate):
     return self.choices**2
 
   def products_per_token(self, model_dim: int, num_experts: int) -> int:
-    """Those with the first gate, and with the second gates of the chosen groups."""
+    """Multiplications of a token with the first gate, and with the second gates of the chosen groups."""
     groups, within = self.groups_of_experts, num_experts // self.groups_of_experts
     return 2 * model_dim * (groups + self.choices * within)
 
@@ -98,7 +98,7 @@ class Hierarchical(gate.Gate):
     return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)
 
   def _second_logits(self, theta, x_GSM, group_GS, real_GS, training):
-    """Logits of the second gate of each token's group, and raw noise in training: ([G, S, J], the same or None)."""
+    """Logits [G, S, J] of the second gate of each token's group, and raw noise [G, S, J] in training, else None."""
     names = ['gate_within', 'gate_within_noise'] if training else ['gate_within']
     specs = {name: spec for name, spec in self._second_weights(theta['gate_within'].shape).items() if name in names}
     second, within = LinearExperts(specs), theta['gate_within'].shape[-1]

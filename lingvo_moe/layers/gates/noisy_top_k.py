@@ -62,7 +62,7 @@ class NoisyTopK(gate.Gate):
 
 
 def check_kept(noisy: gate.Gate, name: str) -> None:
-  """Refuses a single choice of the gate of this name."""
+  """Raises a UserError where a noisy gate, of this name, has a single choice."""
   if noisy.choices < 2:
     way_out = 'the softmax over one kept expert is 1, without a gradient'
     fields.refuse(noisy, 'choices', f'2 or more with gate={name!r}', way_out)

@@ -51,7 +51,7 @@ class Routed(NamedTuple):
   decisions: Decisions
 
   def of_parts(self) -> Self:
-    """Routed of layers [L, ...], not split over stages, from those of the parts [L, D, ...] of their groups."""
+    """Routed of layers [L, ...], joined from parts of their groups [L, D, ...]; it is not split over stages."""
     stats = RoutingStats(*(tf.reduce_sum(x, axis=1) for x in self.stats))
     stats = stats._replace(rounds=tf.reduce_max(self.stats.rounds, axis=1))
     merged = (tf.reshape(x, [x.shape[0], -1, *x.shape[3:]]) for x in self.decisions)
@@ -75,7 +75,7 @@ class Routing(NamedTuple):
 
   @property
   def routed(self) -> Routed:
-    """The part of it that leaves the layer."""
+    """Statistics and decisions, which leave the layer."""
     return Routed(self.stats, Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS))
 
   def round(self, number: int | tf.Tensor, slots: Size) -> Self:

@@ -29,7 +29,7 @@ def that_take(option: str) -> list[str]:
 
 
 def make(name: str, config: Any) -> Gate:
-  """Gate by name, whose fields have the values of those fields of `config` that have their names."""
+  """Gate by name, with its fields set from the fields of equal names of `config`."""
   options = [option for option in _options(GATES[name]) if hasattr(config, option)]
   return GATES[name](**{option: getattr(config, option) for option in options})
 

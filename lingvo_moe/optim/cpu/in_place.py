@@ -32,7 +32,7 @@ Variables = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class InPlaceUpdates:
-  """Updates of an optimizer, equal to rounding, assigned to the variables of weights, their copies and optimizer slots.
+  """In-place updates: an optimizer's, equal to rounding, assigned to variables of weights, copies and optimizer slots.
 
   Tensors read from a variable before keep their values. Factored gradients stay factored, also when clipped.
   """
@@ -78,7 +78,7 @@ class InPlaceUpdates:
     return tf.sqrt(tf.add_n(squares)) if norm is None else norm
 
   def _small(self, grad, slots, weight, spec, step, rate):
-    """Updates one weight by TensorFlow's own kernels; returns the sum of squares of the gradient, as the others do."""
+    """Updates one weight by TensorFlow's own kernels; returns the sum of squares of the gradient."""
     updated = self.optimizer.update(tf.convert_to_tensor(grad), *_read((slots, weight[0])), spec, step, rate)
     _assign(weight, slots, updated.weight, updated.slots)
     return updated.square
