@@ -202,11 +202,11 @@ def manually(
   mesh = current()
   if mesh is None:
     return function(*(x for x, _ in args))
-  whole = not any(any(mesh.spec(dims, ACTIVATIONS, first)) for dims in (*(dims for _, dims in args), returns))
-  parts = [replicate(x) if whole else auto_to_manual(x, dims, first) for x, dims in args]
+  is_whole = not any(any(mesh.spec(dims, ACTIVATIONS, first)) for dims in (*(dims for _, dims in args), returns))
+  parts = [replicate(x) if is_whole else auto_to_manual(x, dims, first) for x, dims in args]
   with _set(_manual, True):
     part = function(*parts)
-  return replicate(part) if whole else manual_to_auto(part, returns, first)
+  return replicate(part) if is_whole else manual_to_auto(part, returns, first)
 
 
 def stages() -> int:

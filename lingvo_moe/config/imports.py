@@ -50,10 +50,10 @@ def _run_file(path: str) -> str:
   module = sys.modules.get(name)
   spec = None if module else importlib.util.find_spec(name)
   spec = spec if spec and spec.loader else None  # not for a folder of that name
-  there = getattr(module, '__file__', None) if module else spec and spec.origin
-  if (module or spec) and not (there and os.path.realpath(there) == os.path.realpath(path)):
+  module_file = getattr(module, '__file__', None) if module else spec and spec.origin
+  if (module or spec) and not (module_file and os.path.realpath(module_file) == os.path.realpath(path)):
     raise UserError(
-      f'--import={path}: there is a module {name} already ({there or "a part of Python"}): rename the file'
+      f'--import={path}: there is a module {name} already ({module_file or "a part of Python"}): rename the file'
     )
   if module:
     return name

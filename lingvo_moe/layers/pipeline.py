@@ -207,8 +207,8 @@ class _Run:
 
   def inputs_at(self, place: _Place, within: tf.Tensor) -> tuple[Any, ...]:
     """Arguments of `run_block` for block `within` of every place: its number, and those after x."""
-    given = tf.nest.map_structure(lambda x: self.schedule.take(x, place), (self.shared_ODI, self.rows_ODI))
-    return self.schedule.numbers(place, within), *given, self._weights_at(place, within)
+    place_rows = tf.nest.map_structure(lambda x: self.schedule.take(x, place), (self.shared_ODI, self.rows_ODI))
+    return self.schedule.numbers(place, within), *place_rows, self._weights_at(place, within)
 
   def _weights_at(self, place, within):
     weights = []
@@ -316,18 +316,19 @@ def pipelined(
     for w, spec in zip(flat[len(shared) :], specs.values(), strict=True):
       w_JA1 = tf.reshape(w, [p.repeats, p.stages, p.blocks_at_once, *spec.shape])
       stacked.append(xla_sharding.store(w_JA1, f'JA1{spec.dims}'))
-    of = _Run(block, specs, p, scope, shared_ODI, rows_ODI, stacked)
+    stack_run = _Run(block, specs, p, scope, shared_ODI, rows_ODI, stacked)
     with xla_sharding.use(None):  # for the shapes alone
-      one = tf.nest.map_structure(lambda x: x[0, 0], (x_ODI, shared_ODI, rows_ODI))
-      structure[:] = [results_of(lambda: of.run_block(tf.constant(0), *one, [w[0, 0, 0] for w in stacked])[1])]
-    inputs, outputs, sums = of.forward(x_ODI, tf.nest.flatten(structure[0]))
+      one_part = tf.nest.map_structure(lambda x: x[0, 0], (x_ODI, shared_ODI, rows_ODI))
+      first_block = lambda: stack_run.run_block(tf.constant(0), *one_part, [w[0, 0, 0] for w in stacked])[1]
+      structure[:] = [results_of(first_block)]
+    inputs, outputs, sums = stack_run.forward(x_ODI, tf.nest.flatten(structure[0]))
 
     def grad(dy_BTM, *daux):
-      entered, dweights = of.backward(inputs, p.divide(dy_BTM), [p.of_blocks(d) for d in daux])
+      entered, dweights = stack_run.backward(inputs, p.divide(dy_BTM), [p.of_blocks(d) for d in daux])
       dx = [p.collect(d, p.entries(0), 0) for d in entered]
-      whole = [tf.reduce_sum(p.by_block(a.stack()), axis=1) for a in dweights]
-      whole = [xla_sharding.store(dw, f'L{spec.dims}') for dw, spec in zip(whole, specs.values(), strict=True)]
-      return [tf.cast(d, x.dtype) for d, x in zip([*dx, *whole], (x_BTM, *flat), strict=True)]
+      dtheta = [tf.reduce_sum(p.by_block(a.stack()), axis=1) for a in dweights]
+      dtheta = [xla_sharding.store(dw, f'L{spec.dims}') for dw, spec in zip(dtheta, specs.values(), strict=True)]
+      return [tf.cast(d, x.dtype) for d, x in zip([*dx, *dtheta], (x_BTM, *flat), strict=True)]
 
     leaving = [tick + p.stages - 1 for tick in p.entries(p.repeats - 1)]
     return [p.collect(outputs, leaving, p.stages - 1), *(p.by_block(a.stack()) for a in sums)], grad

@@ -127,8 +127,8 @@ class ScannedStack(Stack):
       )
     moe = self.moe and dataclasses.replace(self.moe, num_groups=self.moe.num_groups // parts)
     of_part = dataclasses.replace(self, moe=moe, remat='block')
-    given = {name: x for name, x in rows._asdict().items() if x is not None}
-    x_BTM, (by_block, _) = pipelined(of_part._block, x_BTM, shared, given, theta, self._specs, schedule)
+    row_tensors = {name: x for name, x in rows._asdict().items() if x is not None}
+    x_BTM, (by_block, _) = pipelined(of_part._block, x_BTM, shared, row_tensors, theta, self._specs, schedule)
     return x_BTM, ({name: routed.of_parts() for name, routed in by_block.items()}, [])
 
   def _extend_blocks(self, theta, x_BWM, rows, cache):
@@ -235,10 +235,10 @@ def scan(
       dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
       dx, dshared, dweights = counted(count, backward, dy, dshared, dweights, scope='gradient_tape')
       dshared = [tf.cast(total, s.dtype) for total, s in zip(dshared, shared, strict=True)]
-      whole = [
+      weight_grads = [
         xla_sharding.store(a.stack(), 'L' + s.dims, update=True) for a, s in zip(dweights, specs.values(), strict=True)
       ]
-      return dx, *dshared, *whole
+      return dx, *dshared, *weight_grads
 
     return [y, *(array.stack() for array in auxiliary)], grad
 

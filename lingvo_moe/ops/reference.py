@@ -199,7 +199,7 @@ def add_gradients(*grads: Any) -> Any:
   """Sum of gradients of one weight, of parts of a batch: tensors, or tf.IndexedSlices, whose sum has all slices."""
   if not any(isinstance(grad, tf.IndexedSlices) for grad in grads):
     return tf.add_n(grads)
-  values, indices = (tf.concat([getattr(grad, of) for grad in grads], axis=0) for of in ('values', 'indices'))
+  values, indices = (tf.concat([getattr(grad, field) for grad in grads], axis=0) for field in ('values', 'indices'))
   return tf.IndexedSlices(values, indices, grads[0].dense_shape)
 
 

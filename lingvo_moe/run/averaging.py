@@ -112,8 +112,8 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     except tf.errors.OpError as e:
       raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
     written.finish(step, 'average')
-    of = os.path.relpath(run.path, os.path.abspath(out))
-    files.write(written.file(log_directory.AVERAGED), json_files.dump({**note, 'of': of}, indent=2))
+    source = os.path.relpath(run.path, os.path.abspath(out))
+    files.write(written.file(log_directory.AVERAGED), json_files.dump({**note, 'of': source}, indent=2))
 
 
 def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

@@ -147,7 +147,8 @@ class Results:
   def write(self, step: int, settings: Mapping[str, Any], outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
     hashes = {}
-    for name, lines in {**{n + self.job.suffix: of for n, of in outcome.lines.items()}, **outcome.other_files}.items():
+    lines_of = {name + self.job.suffix: lines for name, lines in outcome.lines.items()}
+    for name, lines in {**lines_of, **outcome.other_files}.items():
       data = ''.join(line + '\n' for line in lines).encode()
       files.write(os.path.join(self.folder(step), name), data)
       hashes[name] = hashlib.sha256(data).hexdigest()

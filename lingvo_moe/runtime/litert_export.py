@@ -79,11 +79,11 @@ def _files(
     with backend_lib.use(litert.without_experts(calls, step, tables)):
       return dict(graph.function(program.theta(values), inputs))
 
-  whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(s.shape, s.dtype, n) for n, s in graph.inputs.items()])
-  inputs = dict(zip(graph.inputs, whole.inputs))  # then the weights
-  files, parts = {}, _stages(inputs, whole.structured_outputs, calls)
+  traced_graph = tf.compat.v1.wrap_function(run, [tf.TensorSpec(s.shape, s.dtype, n) for n, s in graph.inputs.items()])
+  inputs = dict(zip(graph.inputs, traced_graph.inputs))  # then the weights
+  files, parts = {}, _stages(inputs, traced_graph.structured_outputs, calls)
   for number, (given, wanted) in enumerate(parts):
-    files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, kind)
+    files[stages.file_of_stage(name, number)] = _stage(traced_graph.prune(list(given.values()), wanted), given, kind)
   for number, call in enumerate([] if graph.experts else calls[: len(parts) - 1]):
     used = [ref for ref in _ancestors([call.of_rows_1SM]) if ref in name_of]
     expert = _function([call.rows_1SM, *(ref.deref() for ref in used)], call.of_rows_1SM)

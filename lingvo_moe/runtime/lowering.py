@@ -64,11 +64,11 @@ class Lowering:
   def state(self) -> dict:
     """Shapes, types and shardings of the program's state."""
     array = lambda name, s: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype, sharding=self.stored(name, s))
-    of = lambda specs: {name: array(name, spec) for name, spec in specs.items()}
+    arrays_of = lambda specs: {name: array(name, spec) for name, spec in specs.items()}
     return {
       'step': jax.ShapeDtypeStruct((), np.int32, sharding=self.whole),  # 32 bits here, as JAX's integers have
-      'weights': of(self.program.weight_specs),
-      'slots': of(self.program.slot_specs),
+      'weights': arrays_of(self.program.weight_specs),
+      'slots': arrays_of(self.program.slot_specs),
     }
 
   @functools.cached_property

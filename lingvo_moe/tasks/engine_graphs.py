@@ -39,8 +39,8 @@ def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Engin
     own_BW1 = tf.cast(inputs['live'] >= 0, tf.float32)[..., tf.newaxis]  # the new position comes last
     mask_BWU = tf.concat([inputs['mask'], own_BW1], axis=-1)
     now = Now(inputs['time'][0], tf.constant(0), mask_BWU, inputs['live'] > 0)
-    of = lambda part, i: {kind: inputs[f'{part}_{kind}_{i}'] for kind in _KINDS}
-    cache = {name: {key: of(part, i) for key, part in parts.items()} for i, name in enumerate(stack.layers)}
+    inputs_of = lambda part, i: {kind: inputs[f'{part}_{kind}_{i}'] for kind in _KINDS}
+    cache = {name: {key: inputs_of(part, i) for key, part in parts.items()} for i, name in enumerate(stack.layers)}
     logits_BWV, cache = model.decode_step(theta, inputs['ids'], now, inputs[source], cache)
     written = named('new', (of_layer['self'] for of_layer in cache.values()))
     return {**ranked(logits_BWV, candidates), **{name: x.new_BNWK for name, x in written.items()}}

@@ -93,14 +93,14 @@ class Comparison:
 
   def configured(self) -> list[tuple[str, str, str]]:
     """(field, baseline's value, system's) wherever configurations, vocabularies or settings of decoding differ."""
-    one, two = self.baseline.configured(), self.system.configured()
-    rows = [(name, one.get(name, _NONE), two.get(name, _NONE)) for name in one | two]
+    baseline, system = self.baseline.configured(), self.system.configured()
+    rows = [(name, baseline.get(name, _NONE), system.get(name, _NONE)) for name in baseline | system]
     return [row for row in rows if row[1] != row[2]]
 
   def notices(self) -> list[str]:
     """Remarks on their BLEU; see scoring.notices."""
-    of = lambda t: (t.pair.target, t.references, t.lines)
-    texts = ({name: of(t) for name, t in side.translations.items()} for side in (self.baseline, self.system))
+    text_of = lambda t: (t.pair.target, t.references, t.lines)
+    texts = ({name: text_of(t) for name, t in side.translations.items()} for side in (self.baseline, self.system))
     return list(dict.fromkeys(itertools.chain(*map(scoring.notices, texts))))
 
   def records(self, split: str, metrics: Sequence[str]) -> list[dict]:

@@ -260,7 +260,8 @@ class _Step:
     self.collectives = hlo_collectives.collectives(module, rounds)
     self.costs = _collective_costs(self.collectives, places, mesh, chip)
     self.phases = _phases(module, self.costs, chip, rounds)
-    self.parts = {name: functools.reduce(operator.add, (of[name] for of in self.phases.values())) for name in PARTS}
+    phases = self.phases.values()
+    self.parts = {name: functools.reduce(operator.add, (phase[name] for phase in phases)) for name in PARTS}
     parts, cycles = self.parts.values(), sum(part.cycles for part in self.parts.values())
     communication = sum(cost.seconds for cost in self.costs) if chip else None
     # Seconds of the step, with its collectives: at least, and at the compiler's estimate of cycles.

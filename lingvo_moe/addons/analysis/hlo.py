@@ -288,15 +288,15 @@ def _convolution_flops(instruction: Instruction) -> int:
   window = dict(part.split('=') for part in window[1].split()) if window else {}
   total = 2 * out[out_labels.index('b')] * out[out_labels.index('f')] * rhs[rhs_labels.index('i')]
   for axis, kernel in enumerate(window['size'].split('x') if window else ()):
-    of = lambda key, default, axis=axis: window[key].split('x')[axis] if key in window else default
+    window_value = lambda key, default, axis=axis: window[key].split('x')[axis] if key in window else default
     total *= _products(
       inputs=lhs[lhs_labels.index(str(axis))],
       outputs=out[out_labels.index(str(axis))],
       kernel=int(kernel),
-      stride=int(of('stride', 1)),
-      pad=int(of('pad', '0_0').split('_')[0]),
-      lhs_dilation=int(of('lhs_dilate', 1)),
-      rhs_dilation=int(of('rhs_dilate', 1)),
+      stride=int(window_value('stride', 1)),
+      pad=int(window_value('pad', '0_0').split('_')[0]),
+      lhs_dilation=int(window_value('lhs_dilate', 1)),
+      rhs_dilation=int(window_value('rhs_dilate', 1)),
     )
   return total
 

@@ -39,7 +39,7 @@ class TfliteGraph:
       signature = self._interpreter.get_signature_runner()
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
     # By name; a size of -1 is one that `resize` gives.
-    shapes_of = lambda details: {name: tuple(map(int, of['shape_signature'])) for name, of in details.items()}
+    shapes_of = lambda details: {name: tuple(map(int, entry['shape_signature'])) for name, entry in details.items()}
     self.shapes, self.output_shapes = shapes_of(inputs), shapes_of(outputs)
     self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
     self.sizes: Shapes = {}  # the shapes that `resize` gave

@@ -78,7 +78,7 @@ def _scale() -> Html:
 
 
 def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Html:
-  of = lambda record, title: title if record.alone else f'{title}, {record.name}'
+  titled = lambda record, title: title if record.alone else f'{title}, {record.name}'
   key = functools.partial(log_directory.moe_metric, layer)
   statistics_of = dict.fromkeys(statistic for record in records for statistic in record.layers[layer])
   drops = {key(s): s.replace('_', ' ') for s in statistics_of if log_directory.is_dropped(s)}
@@ -93,13 +93,13 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Html:
   )
   dead = [_dead(record, layer) for record in records]
   return figures.grid(
-    *(_loads(record, layer, of(record, 'Load by expert')) for record in records),
+    *(_loads(record, layer, titled(record, 'Load by expert')) for record in records),
     *(
       figures.curves(title, training_section.curves_of(records, by, points), 'step', note)
       for title, by, note in quantities
     ),
     figures.curves('Dead experts', dead, 'step', 'Experts without one choice since the point before.', True),
-    *(_by_language(record, layer, of(record, 'Languages and experts')) for record in records),
+    *(_by_language(record, layer, titled(record, 'Languages and experts')) for record in records),
   )
 
 

@@ -123,6 +123,6 @@ def _perplexity(record: RunRecord) -> Html:
     'bits_per_byte': 'bits a byte',
   }
   files = {**summary['files'], 'all': summary.get('all')}
-  rows = [[name, *(number(of.get(key)) for key in keys)] for name, of in files.items() if isinstance(of, dict)]
+  rows = [[name, *(number(entry.get(key)) for key in keys)] for name, entry in files.items() if isinstance(entry, dict)]
   title = f'Perplexity of {record.split} by {record.name} at step {step}'
   return join([figures.absent(f'{title}:'), figures.table(['file', *keys.values()], rows, title)])

@@ -97,7 +97,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
   paces = [y for line in steps if (y := number(line.get('tokens_per_second')))]
   seconds = number(record.log[-1].get('seconds_so_far')) if record.log else None
   tokens = tokens_so_far(record.log[-1]) if record.log else 0
-  mean = lambda key: [y for of in record.scores.values() if (y := number(of.get(key))) is not None]
+  mean = lambda key: [y for scores in record.scores.values() if (y := number(scores.get(key))) is not None]
   languages = plural(len(record.scores), 'language')
   scored = f' over {languages} of {record.split} at step {record.decoded_step}'
   end = record.run.finished

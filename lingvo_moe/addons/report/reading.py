@@ -72,7 +72,7 @@ class RunRecord:
   @functools.cached_property
   def layers(self) -> dict[str, list[str]]:
     """By MoE layer, its statistics that train.jsonl has, in the order of the layers."""
-    logged = {layer: list(of) for layer, of in log_directory.moe_metrics(next(iter(self.steps), {})).items()}
+    logged = {layer: list(names) for layer, names in log_directory.moe_metrics(next(iter(self.steps), {})).items()}
     loaded = self.run.loads[-1].choices if self.run.loads else ()
     return logged | {layer: logged.get(layer, []) for layer in loaded}
 

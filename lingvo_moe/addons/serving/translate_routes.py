@@ -140,8 +140,8 @@ class Translation(Service):
     return web.Response(body=file.data, content_type='application/octet-stream', headers=headers)
 
   def _settings(self, request: web.BaseRequest) -> web.Response:
-    targets = [{name: of[name] for name in ('code', 'name')} for of in self._languages.listed]
-    targets = [of for of in targets if of['code'] in self._languages.known['target']]
+    targets = [{name: language[name] for name in ('code', 'name')} for language in self._languages.listed]
+    targets = [language for language in targets if language['code'] in self._languages.known['target']]
     settings = {
       **dict.fromkeys(('apiKeys', 'keyRequired', 'suggestions'), False),
       'alternatives': self.run.beam_size - 1,

@@ -88,7 +88,7 @@ def add_gradients(*grads):
   """Sum of gradients of parts of a batch; the factors of factored ones are joined along their rows."""
   if not all(isinstance(grad, FactoredGradient) for grad in grads):
     return reference.add_gradients(*grads)
-  x_ECM, dy_ECH = (tf.concat([getattr(grad, of) for grad in grads], axis=1) for of in ('x_ECM', 'dy_ECH'))
+  x_ECM, dy_ECH = (tf.concat([getattr(grad, field) for grad in grads], axis=1) for field in ('x_ECM', 'dy_ECH'))
   return FactoredGradient(x_ECM, dy_ECH)
 
 

@@ -38,11 +38,11 @@ class MatrixByMatrix(Adafactor):
     product = lambda i: FactoredGradient(factor(grad.x_ECM, i), factor(grad.dy_ECH, i)).multiplied()
     measured = self._measure_each(product, slots, weight, spec, step)
     of_all = _of_all(measured, [0])
-    one = _matrix(spec)
+    one_spec = _matrix(spec)
 
     def step_one(i, weight):
       of_one = of_all._replace(slots=tf.nest.map_structure(lambda x: _one(x, i), dict(measured.slots)))
-      new = self.step(product(i), _one(weight, i), of_one, one, rate).weight
+      new = self.step(product(i), _one(weight, i), of_one, one_spec, rate).weight
       return i + 1, tf.tensor_scatter_nd_update(weight, [[i]], new)
 
     weight = tf.while_loop(lambda i, _: i < spec.shape[0], step_one, (0, weight))[1]
@@ -50,10 +50,11 @@ class MatrixByMatrix(Adafactor):
 
   def _measure_each(self, grad, slots, weight, spec, step) -> Measured:
     """Statistics of each matrix, stacked on a first axis; grad(i) is [1, M, H]."""
-    one, measure = _matrix(spec), super().measure
+    one_spec, measure = _matrix(spec), super().measure
 
     def measure_one(i):
-      measured = measure(grad(i), {name: _one(slot, i) for name, slot in slots.items()}, _one(weight, i), one, step)
+      slots_of_one = {name: _one(slot, i) for name, slot in slots.items()}
+      measured = measure(grad(i), slots_of_one, _one(weight, i), one_spec, step)
       return tf.nest.map_structure(lambda x: x[0], measured)
 
     matrices = math.prod(weight.shape[:-2])

@@ -81,10 +81,10 @@ class TrainInput(task.TrainInput):
     _, epochs, starts = self._windows.of_step(step)
     arrays = [np.zeros([len(starts), self._config.window], np.int32) for _ in BATCH_KEYS]
     for epoch in np.unique(epochs).tolist():
-      mine = epochs == epoch
+      of_epoch = epochs == epoch
       stream = self._stream(epoch if self._config.packing else 0)
-      for array, values in zip(arrays, stream.rows(starts[mine], self._config.window), strict=True):
-        array[mine] = values
+      for array, values in zip(arrays, stream.rows(starts[of_epoch], self._config.window), strict=True):
+        array[of_epoch] = values
     batch = dict(zip(BATCH_KEYS, arrays, strict=True))
     return batch if self._config.packing else batch | {'segments': np.ones_like(batch['segments'])}
 

@@ -49,8 +49,8 @@ class Augmentation:
     for kind in noise.KINDS:
       for i in np.flatnonzero(uniform(keys, kind) < self._noise.get(kind, 0)).tolist():
         pair = [
-          changed_texts[i] if i in changed_texts else vocab.decode(of[i])
-          for changed_texts, vocab, of in zip(texts, self._vocabs, rows)
+          changed_texts[i] if i in changed_texts else vocab.decode(side_rows[i])
+          for changed_texts, vocab, side_rows in zip(texts, self._vocabs, rows)
         ]
         changed = noise.add(kind, *pair, int(temperature_sampling.fold(keys[i], 'noise', kind)))
         for changed_texts, old, new in zip(texts, pair, changed):

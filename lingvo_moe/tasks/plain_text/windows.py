@@ -62,10 +62,10 @@ class Windows:
     epochs = numbers // self.count
     starts = np.empty_like(numbers)
     for epoch in np.unique(epochs).tolist():
-      mine = epochs == epoch
-      place = permute(numbers[mine] % self.count, self.count, fold(self._seed, 'windows', epoch))
+      of_epoch = epochs == epoch
+      place = permute(numbers[of_epoch] % self.count, self.count, fold(self._seed, 'windows', epoch))
       offset = int(fold(self._seed, 'offset', epoch) % np.uint64(self._length))
-      starts[mine] = offset + place * self._length
+      starts[of_epoch] = offset + place * self._length
     return numbers, epochs, starts
 
 
