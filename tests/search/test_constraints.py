@@ -98,7 +98,7 @@ def in_numpy(rows, width, n_best=2):
     beam.advance(
       NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV), time, LengthNorm(ALPHA)
     )
-  return read(beam.found.scores_BW, beam.found.ids_BWT, beam.found.lengths_BW)
+  return read(beam.finished.scores_BW, beam.finished.ids_BWT, beam.finished.lengths_BW)
 
 
 def read(*results):
