@@ -105,6 +105,8 @@ class LocalRuntime(Runtime):
   def _traced_step(self, f: Callable[[dict], Any], backend: Backend, jit: bool = False) -> Function:
     """Traced step of a Program; of batches with fewer rows than it has parts another one, as no part may be empty."""
     in_parts = self._traced(f, backend, jit)
+    if backend.sub_batches == 1:
+      return in_parts
     whole = self._traced(f, dataclasses.replace(backend, sub_batches=1), jit)
     return lambda batch: (whole if len(next(iter(batch.values()))) < backend.sub_batches else in_parts)(batch)
 
@@ -165,9 +167,9 @@ class LocalRuntime(Runtime):
       copy.assign(tf.cast(self._weights[name], copy.dtype))
 
   def _train_step(self, batch):
-    variables = self._variables()
-    state, metrics = self.program.train_step(variables, batch)
-    if state is not variables:  # else it is updated in place
+    variables, in_place = self._variables(), backend_lib.current().updates_in_place
+    state, metrics = self.program.train_step(variables if in_place else self._read(variables), batch)
+    if not in_place:
       self._assign(state)
     return metrics
 
