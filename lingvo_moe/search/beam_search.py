@@ -22,7 +22,7 @@ from lingvo_moe.text.constraints import ConstraintProgress, Constraints
 NEG_INF = float('-inf')
 _TENSORS = Library(
   tnp,
-  best=lambda x_BJ, k: tf.math.top_k(x_BJ, k)[1],
+  best=tf.math.top_k,
   at=lambda x_BJ, places_BW: tf.gather(x_BJ, places_BW, batch_dims=1),
 )
 

@@ -90,8 +90,8 @@ def continuations(
   log_probs_BWJ = xp.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
   width, per_row = symbols_BWJ.shape[1:]
   log_probs_BJ, symbols_BJ = (xp.reshape(x_BWJ, [-1, width * per_row]) for x_BWJ in (log_probs_BWJ, symbols_BWJ))
-  chosen_BJ = library.best(log_probs_BJ, 2 * width)
-  log_probs_BJ, symbols_BJ = library.at(log_probs_BJ, chosen_BJ), library.at(symbols_BJ, chosen_BJ)
+  log_probs_BJ, chosen_BJ = library.best(log_probs_BJ, 2 * width)
+  symbols_BJ = library.at(symbols_BJ, chosen_BJ)
   return Continuations(log_probs_BJ, symbols_BJ, chosen_BJ // per_row, log_probs_BJ)
 
 
@@ -127,8 +127,8 @@ def finish(
   old_BJ = finished.lengths_BW * 0 + np.arange(n_best, dtype=np.int32)
   source_BJ = xp.concatenate([old_BJ, n_best + best.parents_BJ], axis=1)
   ids_BJT = xp.concatenate([finished.ids_BWT, xp.where(places_T == length - 1, np.int32(eos), live.ids_BWT)], axis=1)
-  chosen_BW = library.best(scores_BJ, n_best)
-  lengths_BW, log_probs_BW, scores_BW = (library.at(x, chosen_BW) for x in (lengths_BJ, log_probs_BJ, scores_BJ))
+  scores_BW, chosen_BW = library.best(scores_BJ, n_best)
+  lengths_BW, log_probs_BW = library.at(lengths_BJ, chosen_BW), library.at(log_probs_BJ, chosen_BW)
   return Finished(library.at(ids_BJT, library.at(source_BJ, chosen_BW)), lengths_BW, log_probs_BW, scores_BW)
 
 
@@ -138,8 +138,7 @@ def next_live(
   """Parents and live hypotheses of the next step: the W best continuations without eos, `length` symbols long."""
   xp, width = library.xp, live.last_BW.shape[1]
   order_BJ = xp.where(best.symbols_BJ == eos, NEG_INF, best.order_BJ)
-  chosen_BW = library.best(order_BJ, width)
-  log_probs_BW = library.at(order_BJ, chosen_BW)
+  log_probs_BW, chosen_BW = library.best(order_BJ, width)
   if best.order_BJ is not best.log_probs_BJ:
     log_probs_BW = xp.where(log_probs_BW > NEG_INF, library.at(best.log_probs_BJ, chosen_BW), NEG_INF)
   parents_BW, symbols_BW = library.at(best.parents_BJ, chosen_BW), library.at(best.symbols_BJ, chosen_BW)

@@ -112,9 +112,10 @@ class Beam:
     return beam.in_order(_ARRAYS, *kept)
 
 
-def _best(values_BJ: np.ndarray, count: int) -> np.ndarray:
-  """Indices of the largest values of each row, largest first; of equal ones the first."""
-  return np.argsort(-values_BJ, axis=1, kind='stable')[:, :count]
+def _best(values_BJ: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """The largest values of each row, largest first, and their places; of equal ones the first."""
+  places_BW = np.argsort(-values_BJ, axis=1, kind='stable')[:, :count]
+  return _at(values_BJ, places_BW), places_BW
 
 
 def _top_k(values_BWV: np.ndarray, count: int) -> np.ndarray:
