@@ -236,8 +236,8 @@ def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor
   num_experts, ranks = gates_GSE.shape[-1], expert_GSR.shape[-1]
   size_G1 = tf.maximum(tf.reduce_sum(real_GS, axis=1), 1.0)[:, tf.newaxis]
   m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
-  real_expert_GSR = tf.where(real_GS[..., tf.newaxis] > 0, expert_GSR, -1)
-  chosen_GSE = tf.add_n([tf.one_hot(real_expert_GSR[..., rank], num_experts) for rank in range(ranks)])
+  hots_GSE = [tf.one_hot(tf.where(real_GS > 0, expert_GSR[..., rank], -1), num_experts) for rank in range(ranks)]
+  chosen_GSE = sum(hots_GSE[1:], hots_GSE[0])
   c_GE = tf.reduce_sum(chosen_GSE, axis=1) / (ranks * size_G1)
   return tf.reduce_sum(num_experts * tf.reduce_sum(m_GE * tf.stop_gradient(c_GE), axis=-1))
 
