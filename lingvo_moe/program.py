@@ -14,7 +14,7 @@ import tensorflow as tf
 from lingvo_moe import ops, xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.shapes import dealt, results_of, sizes
+from lingvo_moe.core.shapes import dealt, results_of, row_parts, sizes
 from lingvo_moe.core.weights import Specs, Theta, WeightSpec
 from lingvo_moe.layers import moe
 from lingvo_moe.layers.lora import Lora, part
@@ -250,8 +250,7 @@ def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Par
     count = next(n for n in range(count, 0, -1) if all(layer.num_groups % n == 0 for layer in layers))
   if count == 1:
     return _Parts([batch], model, {})
-  ends = [rows * i // count for i in range(count + 1)]
-  divided = {name: tf.split(x, [b - a for a, b in zip(ends, ends[1:])], num=count) for name, x in batch.items()}
+  divided = {name: row_parts(x, count) for name, x in batch.items()}
   batches = [{name: x[i] for name, x in divided.items()} for i in range(count)]
   model = moe.of_part(model, count if training else None)
   totals = tf.nest.map_structure(lambda *x: tf.add_n(x), *map(model.totals, batches))

@@ -26,6 +26,13 @@ def results_of(function: Callable[[], Any]) -> Any:
   return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), results)
 
 
+def row_parts(x_B: tf.Tensor, number: int) -> list[tf.Tensor]:
+  """Rows [B, ...] in consecutive parts, whose numbers of rows differ by one at most."""
+  rows = sizes(x_B)[0]
+  ends = [rows * i // number for i in range(number + 1)]
+  return tf.split(x_B, [end - begin for begin, end in zip(ends, ends[1:])], num=number)
+
+
 def dealt(x_B: tf.Tensor, groups: int, parts: int) -> tf.Tensor:
   """Rows [B, ...] as micro-batches [parts, B / parts, ...], to which groups of rows are dealt in turn.
 

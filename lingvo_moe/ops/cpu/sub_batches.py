@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import row_parts, sizes
 from lingvo_moe.ops import backend
 
 _MIN_ROWS = 8  # least rows of a sub-batch of map_rows; with fewer, matrix products are too small
@@ -27,11 +27,8 @@ def by_rows(operation: Callable[..., Any], places: Sequence[int] = (0,)) -> Call
     number, rows = backend.current().sub_batches, [args[place] for place in places]
     if number == 1 or any(x.shape.rank < 2 or x.shape[0] == 1 for x in rows):
       return operation(*args, **kwargs)
-    count = sizes(rows[0])[0]
-    ends = [count * i // number for i in range(number + 1)]
-    counts = tf.stack([end - begin for begin, end in zip(ends, ends[1:])])
     results = []
-    for sub_batch in zip(*(tf.split(x, counts, num=number) for x in rows), strict=True):
+    for sub_batch in zip(*(row_parts(x, number) for x in rows), strict=True):
       given = dict(enumerate(args)) | dict(zip(places, sub_batch))
       results.append(operation(*given.values(), **kwargs))
     return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *results)
