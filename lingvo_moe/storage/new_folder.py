@@ -108,7 +108,7 @@ def _rename_exchange(a: str, b: str) -> None:
 
 def _lock(folder: str, path: str, stack: contextlib.ExitStack) -> None:
   """Makes a folder, if need be, and keeps other commands that write `path` out of it until the stack is closed."""
-  fd = locks.open_locked(folder, _open_or_make, wait=False)
+  fd = locks.open_locked(folder, _open_or_make, wait=False, required=False)
   if fd is None:
     raise UserError(f'another command is writing {path}: wait for it, or choose another place')
   stack.callback(os.close, fd)
