@@ -141,7 +141,8 @@ def beam_search(
     else:
       best = _constrained(constraints, ConstraintProgress(*progress), live, logits_BWV, *ends, specials)
     penalty = norm.penalty(tf.cast(length, tf.float32))
-    finished = beam.finish(_TENSORS, finished, live, best, places_T, length, penalty, eos_id)
+    ended_BJ = beam.ended(_TENSORS, best, eos_id)
+    finished = beam.finish(_TENSORS, finished, live, best, ended_BJ, places_T, length, penalty, eos_id)
     parents_BW, live = beam.next_live(_TENSORS, live, best, places_T, length, eos_id)
     if constraints is not None:
       progress = constraints_lib.follow(

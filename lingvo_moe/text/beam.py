@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.text.constraints import NEG_INF
+
 Array = Any  # of NumPy, or a tensor
-NEG_INF = np.float32(-np.inf)
 
 
 class Library(NamedTuple):
@@ -112,14 +113,14 @@ def finish(
   finished: Finished,
   live: Live,
   best: Continuations,
+  ended_BJ: Array,
   places_T: Array,
   length: Array,
   penalty: Array,
   eos: int,
 ) -> Finished:
-  """Adds the continuations that end, `length` symbols long, to the finished hypotheses; keeps the best."""
+  """Adds the continuations that end (see `ended`), `length` symbols long, to the finished ones; keeps the best."""
   xp, n_best = library.xp, finished.scores_BW.shape[1]
-  ended_BJ = ended(library, best, eos)
   scores_BJ = xp.concatenate([finished.scores_BW, ended_BJ / penalty], axis=1)
   log_probs_BJ = xp.concatenate([finished.log_probs_BW, ended_BJ], axis=1)
   lengths_BJ = xp.concatenate([finished.lengths_BW, best.parents_BJ * 0 + length], axis=1)

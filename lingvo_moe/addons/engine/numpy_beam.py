@@ -84,9 +84,10 @@ class Beam:
     """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
     length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
     best = self._continuations(next_symbols, length)
-    if (beam.ended(_ARRAYS, best, EOS) > NEG_INF).any():
+    ended_BJ = beam.ended(_ARRAYS, best, EOS)
+    if (ended_BJ > NEG_INF).any():
       penalty = norm.penalty(np.float32(length))
-      self.finished = beam.finish(_ARRAYS, self.finished, self.live, best, places_T, length, penalty, EOS)
+      self.finished = beam.finish(_ARRAYS, self.finished, self.live, best, ended_BJ, places_T, length, penalty, EOS)
     parents_BW, self.live = beam.next_live(_ARRAYS, self.live, best, places_T, length, EOS)
     if self.constraints is not None:
       size = self.constraints.automaton_JV.shape[1]
