@@ -20,8 +20,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.gates.table import GATES
-from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.ops import backend, cpu
+from lingvo_moe.ops.remat import POLICIES
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
 MODEL = {'expert': tuple(EXPERTS), 'expert_bias': (False, True), 'gate': tuple(GATES)}  # changes the numbers

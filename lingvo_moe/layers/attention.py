@@ -6,12 +6,11 @@ from typing import NamedTuple, Self
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, Uniform, WeightSpec, glorot_uniform
 from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned, offsets_of_rows, rotate
-from lingvo_moe.layers.remat import keep
+from lingvo_moe.ops.remat import keep
 from lingvo_moe.xla_sharding import shard
 
 # Keys and values of flat positions, 'keys' and 'values': [B, N, U, K], or [L, B, N, U, K] those of the layers of a
@@ -27,11 +26,6 @@ class Now(NamedTuple):
   mask_BWU: tf.Tensor  # float32 0/1; positions of each hypothesis, including the one written now
   live_BW: tf.Tensor | None = None  # whether there is a hypothesis: others are sent to no expert; None: all there are
   position_BW: tf.Tensor | None = None  # int32; of the symbol in its sequence, for rotary positions; None: time
-
-
-# Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
-# that is not masked, so masked positions do not change the result.
-_MASKED = -1e9
 
 
 def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf.Tensor:
@@ -119,8 +113,8 @@ class Attention:
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None) -> Cache:
     """Keys and values [B, N, U, K]; positions, for rotary ones, are 0, 1, ... by default."""
     with tf.name_scope('projection'):
-      keys_BNUK = _heads_first(ops.linear(x_BUM, theta['wk']))
-      values_BNUK = _heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
+      keys_BNUK = ops.heads_first(ops.linear(x_BUM, theta['wk']))
+      values_BNUK = ops.heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
       return {'keys': keep(self._rotated(keys_BNUK, positions_BU), 'BNUK'), 'values': keep(values_BNUK, 'BNUK')}
 
   def attend(
@@ -146,37 +140,37 @@ class Attention:
       with_weights: whether attention weights are returned, before their dropout: float32 [B, N, T, U], which sum to 1
         over U. Q follows N if keys are shared.
     """
-    letters = self._heads[1]  # n in the names below: N, or N Q
-    n = f'B{letters}'
     keys_values = memory if isinstance(memory, dict) else self.keys_values(theta, memory)
-    weights_BnTU = self._weights(theta, x_BTM, keys_values['keys'], mask_BTU, positions_BT, offsets_BTU)
-    probs_BnTU = prng.dropout(tf.cast(weights_BnTU, x_BTM.dtype), self.dropout, key)
-    y_BnTK = keep(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, keys_values['values']), f'{n}TK')
-    y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
+    y_BTnK, weights_BnTU = ops.attention(
+      self._queries(theta, x_BTM, positions_BT),
+      keys_values['keys'],
+      keys_values['values'],
+      mask_BTU,
+      self._relative_bias(theta, x_BTM, offsets_BTU),
+      key,
+      dropout=self.dropout,
+      logit_cap=self.logit_cap,
+      with_weights=with_weights,
+    )
     with tf.name_scope('projection'):
-      y_BTM = shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
-    return y_BTM, weights_BnTU if with_weights else None
+      y_BTM = shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=y_BTnK.shape.rank - 2), 'BTM')
+    return y_BTM, weights_BnTU
 
-  def _weights(self, theta, x_BTM, keys_BNUK, mask_BTU, positions_BT, offsets_BTU):
-    """Attention weights, float32 [B, N, T, U]; see `attend`."""
-    letters = self._heads[1]  # n in the names below: N, or N Q
-    n = f'B{letters}'
+  def _queries(self, theta: Theta, x_BTM: tf.Tensor, positions_BT: tf.Tensor | None) -> tf.Tensor:
+    """Scaled queries [B, N, T, K]; Q follows N if keys are shared."""
     scale = self.attention_scale or self.head_dim**-0.5  # applied to the weights of queries, the smallest tensors
     with tf.name_scope('projection'):
       bias = theta['bq'] * scale if self.bias else None
-      q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
-      q_BnTK = keep(self._rotated(q_BnTK, positions_BT), f'{n}TK')
-    scores_BnTU = keep(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
-    bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
-    scores_BnTU = tf.cast(scores_BnTU, tf.float32)
-    if self.logit_cap:
-      scores_BnTU = self.logit_cap * tf.tanh(scores_BnTU / self.logit_cap)
-    if self.relative:
-      b = '1' if offsets_BTU is None else 'B'
-      offsets_BTU = offsets_of_rows(sizes(x_BTM)[1]) if offsets_BTU is None else offsets_BTU
-      relative_bnTU = shard(self.relative.bias(theta['relative'], offsets_BTU), f'{b}{letters}TU')
-      scores_BnTU += tf.cast(relative_bnTU, tf.float32)
-    return tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
+      q_BnTK = ops.heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias))
+      return keep(self._rotated(q_BnTK, positions_BT), f'B{self._heads[1]}TK')
+
+  def _relative_bias(self, theta: Theta, x_BTM: tf.Tensor, offsets_BTU: tf.Tensor | None) -> tf.Tensor | None:
+    """Relative position bias [B, N, T, U], B of length one without offsets; None if there is none."""
+    if not self.relative:
+      return None
+    b = '1' if offsets_BTU is None else 'B'
+    offsets_BTU = offsets_of_rows(sizes(x_BTM)[1]) if offsets_BTU is None else offsets_BTU
+    return shard(self.relative.bias(theta['relative'], offsets_BTU), f'{b}{self._heads[1]}TU')
 
   def _rotated(self, x_BnTK: tf.Tensor, positions_BT: tf.Tensor | None) -> tf.Tensor:
     """Queries or keys with rotary positions, if there are any."""
@@ -238,8 +232,3 @@ class Attention:
 def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:
   """Keys and values [B, N, U, K] of one layer of a scanned stack's cache; None: the cache is of one layer."""
   return cache if layer is None else {name: shard(buffer[layer], 'BNUK') for name, buffer in cache.items()}
-
-
-def _heads_first(x_BTnK: tf.Tensor, letters: str = 'N') -> tf.Tensor:
-  """Transpose to [B, N, T, K]. A product with this result would instead transpose larger operands of its gradients."""
-  return tf.einsum(f'BT{letters}K->B{letters}TK', x_BTnK)

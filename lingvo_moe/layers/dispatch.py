@@ -20,8 +20,8 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.sorting import sort
 from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.layers.remat import keep
 from lingvo_moe.ops import backend
+from lingvo_moe.ops.remat import keep
 from lingvo_moe.xla_sharding import reshard, shard
 
 

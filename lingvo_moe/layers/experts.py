@@ -18,8 +18,8 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.dispatch import GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.remat import keep, unkept
 from lingvo_moe.ops import backend
+from lingvo_moe.ops.remat import keep, unkept
 from lingvo_moe.xla_sharding import shard
 
 

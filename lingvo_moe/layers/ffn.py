@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
-from lingvo_moe.layers.remat import keep
+from lingvo_moe.ops.remat import keep
 from lingvo_moe.xla_sharding import shard
 
 

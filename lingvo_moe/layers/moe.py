@@ -18,8 +18,8 @@ from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.remat import unkept
 from lingvo_moe.ops import loops
+from lingvo_moe.ops.remat import unkept
 from lingvo_moe.xla_sharding import shard
 
 _TOP2 = Top2()

@@ -20,9 +20,9 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import collected, dealt, results_of
 from lingvo_moe.core.weights import Specs, Theta, WeightSpec
-from lingvo_moe.layers.remat import again
 from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
+from lingvo_moe.ops.remat import again
 from lingvo_moe.xla_sharding import shard
 
 # (number of the block, x, shared, its weights, rows) -> (x, auxiliary outputs, a nest of tensors)

@@ -1,7 +1,7 @@
 """Scanned stack: one loop over equal blocks of layers, a program as large as a block.
 
 Weights and caches are stacked on a leading axis L. In training the loop keeps the input of every block, and by policy
-more (see remat.py). Its gradient is a second loop, backwards, which runs each block again and differentiates it.
+more (see ops/remat.py). Its gradient is a second loop, backwards, which runs each block again and differentiates it.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import results_of
 from lingvo_moe.core.weights import Specs, Theta
-from lingvo_moe.layers import remat as remat_lib
 from lingvo_moe.layers.pipeline import Pipeline, at_stage, pipelined
 from lingvo_moe.layers.stack import Stack, StackOutput
 from lingvo_moe.layers.transformer import Layer, Rows
+from lingvo_moe.ops import remat as remat_lib
 from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard

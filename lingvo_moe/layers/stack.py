@@ -14,8 +14,8 @@ from lingvo_moe.layers.attention import Attention, Now, causal_mask, segment_mas
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.layers.transformer import Branches, Layer, LayerCache, Rows
+from lingvo_moe.ops.remat import rematerialised
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 

@@ -14,7 +14,7 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
-from lingvo_moe.layers.remat import keep, rematerialised
+from lingvo_moe.ops.remat import keep, rematerialised
 
 # Cache of a decoder layer, or of the equal layers of a scanned stack: 'self', and 'memory', which is constant.
 LayerCache = dict[str, Cache]

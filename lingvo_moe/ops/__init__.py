@@ -4,10 +4,11 @@
 xla_sharding; layers, optimizers, searches and tasks import it.
 """
 
-from lingvo_moe.ops import reference
+from lingvo_moe.ops import reference, softmax_attention
 from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.reference import Places as Places
 from lingvo_moe.ops.reference import QueuePositions as QueuePositions
+from lingvo_moe.ops.softmax_attention import attention_product as attention_product
 
 lookup = operation(reference.lookup)
 linear = operation(reference.linear)
@@ -15,7 +16,8 @@ product = operation(reference.product)
 beside_experts = operation(reference.beside_experts)
 to_experts = operation(reference.to_experts)
 from_experts = operation(reference.from_experts)
-attention_product = operation(reference.attention_product)
+heads_first = operation(softmax_attention.heads_first)
+attention = operation(softmax_attention.attention)
 layer_norm = operation(reference.layer_norm)
 lstm = operation(reference.lstm)
 lstm_cell = operation(reference.lstm_cell)

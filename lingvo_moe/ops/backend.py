@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable)
 
@@ -25,6 +25,8 @@ class Backend:
   dispatcher: str = 'einsum'
   open_shapes: bool = True  # whether sizes may be known only when the program runs. XLA needs them while it compiles.
   sub_batches: int = 1  # number of sub-batches that a traced program computes side by side
+  # sub-batches of results that were joined while a program is traced, by the result; see cpu/sub_batches.py
+  joined: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
   parallel_calls: int = 1  # number of calls of the function of map_rows that run at once
   # whether a runtime that holds the weights updates them in place (optim/cpu/in_place.py)
   updates_in_place: bool = False

@@ -29,6 +29,7 @@ def pull_back(
   function: Callable[..., Any], args: Sequence[tf.Tensor], dresults: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
   """Runs a function and returns the vjp of its results, in nest order, for its arguments, which are tensors."""
+  args = [tf.identity(x) for x in args]  # new tensors: nothing is known of how they were made
   with tf.GradientTape() as tape:
     tape.watch(args)
     results = tf.nest.flatten(function(*args))

@@ -17,9 +17,9 @@ from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates import table as gates
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.ops.remat import POLICIES
 from lingvo_moe.tasks.model_config import ModelConfig
 
 

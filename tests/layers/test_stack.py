@@ -10,7 +10,6 @@ from random_theta import theta_of
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng, weights
-from lingvo_moe.layers import remat
 from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import gate_weight
@@ -19,7 +18,7 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.ops import backend, cpu
+from lingvo_moe.ops import backend, cpu, remat
 from lingvo_moe.ops.cpu import grouped_ffn
 
 ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)

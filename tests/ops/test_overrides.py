@@ -7,12 +7,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe import ops, xla_sharding
+from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.dispatch import GatherDispatcher, GroupedDispatcher
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import top2_gating
-from lingvo_moe.ops import backend, cpu, gpu, loops, reference, xla
+from lingvo_moe.ops import backend, cpu, gpu, loops, reference, softmax_attention, xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import kernels
 
@@ -89,7 +90,23 @@ def lstm(*projection):
   return recur, [floats(3, 5, 4, 6), floats(2 if projection else 6, 4, 6), *projection]
 
 
+def attention(*shared, mask_rows=2, relative=None, **values):
+  """Two rows of 4 queries and 5 keys, 3 heads; `shared` is the number of query heads of each."""
+  mask = tf.constant(RNG.random([mask_rows, 4, 5]) < 0.7)
+  key = prng.fold(prng.key(1), tf.range(2))
+  given = [floats(2, 3, *shared, 4, 6), floats(2, 3, 5, 6), floats(2, 3, 5, 6)]
+  given += [] if relative is None else [floats(relative, 3, *shared, 4, 5)]
+  return lambda q, k, v, *bias: ops.attention(q, k, v, mask, *(bias or [None]), key, **values), given
+
+
 CASES = {
+  'attention': attention(),
+  'attention, dropout': attention(dropout=0.5),
+  'attention, weights, capped': attention(with_weights=True, logit_cap=2.0, mask_rows=1),
+  'attention, shared keys, relative': attention(2, relative=1, with_weights=True),
+  'attention, relative by row': attention(relative=2, dropout=0.2),
+  'heads_first': (ops.heads_first, [floats(2, 4, 3, 6)]),
+  'heads_first, shared keys': (ops.heads_first, [floats(2, 4, 3, 2, 6)]),
   'linear': linear((4, 5), 1, (2, 3, 4)),
   'linear, heads out': linear((4, 2, 5), 1, (2, 3, 4)),
   'linear, heads in': linear((2, 5, 4), 2, (2, 3, 2, 5)),
@@ -127,7 +144,7 @@ def values_and_gradients(name, in_force, *, gradients, compiled=False):
   def run(*args):
     with backend.use(in_force), tf.GradientTape() as tape:
       tape.watch(args)
-      results = tf.nest.flatten(f(*args))
+      results = [r for r in tf.nest.flatten(f(*args)) if r is not None]
       pull = lambda r: tf.sin(tf.reshape(tf.range(tf.size(r), dtype=tf.float32), tf.shape(r)))
       total = tf.add_n([tf.zeros([])] + [tf.reduce_sum(r * pull(r)) for r in results if r.dtype.is_floating])
     if not gradients:
@@ -188,7 +205,8 @@ def test_the_grouped_feed_forward_at_inference(name):
 
 def test_every_override_is_of_an_operation_and_has_a_case():
   overrides = {name for b in [*BACKENDS.values(), FORWARD] for name in b.overrides}
-  assert all(hasattr(ops, name) and hasattr(reference, name) for name in overrides)
+  assert all(hasattr(ops, name) for name in overrides)
+  assert all(hasattr(reference, name) or hasattr(softmax_attention, name) for name in overrides)
   assert all(of_operation(name) for name in overrides - APART)
 
 

@@ -19,6 +19,7 @@ from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
+from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.program import Program, joined
@@ -185,6 +186,34 @@ def test_parts_of_whole_groups_have_the_gradients_and_metrics_of_the_batch(value
 def test_groups_that_are_routed_together_are_one_part_in_training(values):
   task = model(moe=dataclasses.replace(STACK.moe, **values))
   assert gradients_and_metrics(task, 2)[-1] == 3  # two of them of the evaluation
+
+
+def test_rows_are_joined_and_divided_only_where_all_of_them_are_taken():
+  def chain(x_BTM, w_MH, w_HM):
+    return ops.layer_norm(ops.linear(ops.linear(x_BTM, w_MH), w_HM), tf.ones([4]), tf.zeros([4]), 1e-6)
+
+  def between(x_BTM, w_MH, w_HM):
+    return ops.linear(ops.linear(x_BTM, w_MH) + 1.0, w_HM)
+
+  def splits(f):
+    specs = [tf.TensorSpec(shape) for shape in ([4, 2, 4], [4, 6], [6, 4])]
+    with backend.use(in_parts(2)):
+      graph = tf.function(f, specs, autograph=False).get_concrete_function().graph
+    return sum(op.type in ('Split', 'SplitV') for op in graph.get_operations())
+
+  assert splits(chain) == 1
+  assert splits(between) == 2
+
+
+def test_a_joined_result_has_a_gradient_of_its_own():
+  def run(x_BTM, w_MH):
+    h_BTH = ops.linear(x_BTM, w_MH)
+    return pull_back(lambda h_BTH: ops.linear(h_BTH, tf.transpose(w_MH)), [h_BTH], [tf.ones_like(x_BTM)])[0]
+
+  args = tf.random.normal([4, 2, 4]), tf.random.normal([4, 6])
+  with backend.use(in_parts(2)):
+    got = tf.function(run, autograph=False)(*args)
+  np.testing.assert_allclose(got, tf.ones([4, 2, 4]) @ args[1], rtol=1e-5)
 
 
 def test_a_batch_with_fewer_rows_than_there_are_parts_is_one(monkeypatch):

@@ -23,7 +23,7 @@ from lingvo_moe.addons.analysis.hlo_collectives import Collective
 from lingvo_moe.addons.analysis.parts import PARTS, PHASES, layer_of, part_of, phase_of
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.mesh import ACTIVATIONS, Mesh
-from lingvo_moe.layers.remat import POLICIES
+from lingvo_moe.ops.remat import POLICIES
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime, Compiled

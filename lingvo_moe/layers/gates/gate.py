@@ -13,7 +13,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Glorot, Specs, Theta, WeightSpec
 from lingvo_moe.layers.gates.routing import Routing, RoutingStats
-from lingvo_moe.layers.remat import keep
+from lingvo_moe.ops.remat import keep
 
 
 class Gate(abc.ABC):

@@ -15,8 +15,8 @@ from lingvo_moe.layers.experts import LinearExperts
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.noisy_top_k import check_kept, noisy_top_k, squared_variation
 from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.layers.remat import unkept
 from lingvo_moe.ops import loops
+from lingvo_moe.ops.remat import unkept
 
 
 @dataclasses.dataclass(frozen=True)

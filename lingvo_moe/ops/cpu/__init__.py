@@ -2,7 +2,7 @@
 
 import functools
 
-from lingvo_moe.ops import vjp
+from lingvo_moe.ops import softmax_attention, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import factored, grouped_ffn, kernels, linear, sub_batches, threads
 
@@ -10,12 +10,13 @@ from lingvo_moe.ops.cpu import factored, grouped_ffn, kernels, linear, sub_batch
 # TensorFlow's products (oneDNN) take a half to a third of the time of float32; without, they are emulated.
 BFLOAT16_UNITS = ('avx512_bf16', 'amx_bf16', 'bf16')
 
-_softmax_cross_entropy = functools.partial(vjp.softmax_cross_entropy, sparse=True)
-
 OVERRIDES = {
   **vjp.OVERRIDES,
   'add_gradients': factored.add_gradients,
+  'attention': sub_batches.by_rows(softmax_attention.attention, places=range(6)),
   'grouped_ffn': grouped_ffn.grouped_ffn,
+  'heads_first': sub_batches.by_rows(softmax_attention.heads_first),
+  'layer_norm': sub_batches.by_rows(vjp.layer_norm),
   'linear': sub_batches.by_rows(linear.trained_linear),
   'map_rows': sub_batches.map_rows,
   'mean_square': kernels.mean_square,

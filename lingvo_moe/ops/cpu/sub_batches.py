@@ -1,6 +1,7 @@
 """Sub-batches of rows computed side by side, one core each, where rows do not depend on each other.
 
-Measured with two cores: a training step of 128 experts in one group takes 1.09 times as long without `by_rows`.
+Measured with two cores, on a training step of 128 experts in one group: without `by_rows` it takes 1.1 times as long,
+and 1.05 times if results are joined and divided again between two such operations.
 """
 
 import dataclasses
@@ -19,21 +20,43 @@ _MIN_ROWS = 8  # least rows of a sub-batch of map_rows; with fewer, matrix produ
 def by_rows(operation: Callable[..., Any], places: Sequence[int] = (0,)) -> Callable[..., Any]:
   """The operation, computed side by side for sub-batches of rows of the arguments at these places.
 
-  For steps that program.py does not divide in parts, as all rows are one group of a MoE layer. A vector has no rows.
+  For steps that program.py does not divide in parts, as all rows are one group of a MoE layer. A vector at the first
+  place has no rows. None, and an axis of length one, belong to every sub-batch; a scalar, such as one random key for
+  all rows, makes all rows one. An argument that such an operation has joined is taken in the parts that it was made of:
+  cores then wait for each other, and copy rows, only where another operation takes all of them.
   """
 
   @functools.wraps(operation)
   def run(*args, **kwargs):
-    number, rows = backend.current().sub_batches, [args[place] for place in places]
-    if number == 1 or any(x.shape.rank < 2 or x.shape[0] == 1 for x in rows):
+    in_force, given = backend.current(), [args[place] for place in places]
+    number, ranks = in_force.sub_batches, [len(x.shape) for x in given if x is not None]
+    if number == 1 or ranks[0] < 2 or 0 in ranks or given[0].shape[0] == 1:
       return operation(*args, **kwargs)
     results = []
-    for sub_batch in zip(*(row_parts(x, number) for x in rows), strict=True):
-      given = dict(enumerate(args)) | dict(zip(places, sub_batch))
-      results.append(operation(*given.values(), **kwargs))
-    return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *results)
+    for sub_batch in zip(*(_divided(in_force, x) for x in given), strict=True):
+      part = dict(enumerate(args)) | dict(zip(places, sub_batch))
+      results.append(operation(*part.values(), **kwargs))
+    return tf.nest.map_structure(functools.partial(_joined, in_force), *results)
 
   return run
+
+
+def _divided(in_force: backend.Backend, x: tf.Tensor | None) -> list[tf.Tensor | None]:
+  """Sub-batches of an argument: those that it was joined of, or consecutive rows."""
+  if x is None or x.shape[0] == 1:
+    return [x] * in_force.sub_batches
+  x = tf.convert_to_tensor(x)
+  return in_force.joined.get(x.ref()) or row_parts(x, in_force.sub_batches)
+
+
+def _joined(in_force: backend.Backend, *parts: tf.Tensor | None) -> tf.Tensor | None:
+  """All rows of a result; while a program is traced, the parts are remembered."""
+  if parts[0] is None:
+    return None
+  x = tf.concat(parts, axis=0)
+  if not tf.executing_eagerly():
+    in_force.joined[x.ref()] = list(parts)
+  return x
 
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
