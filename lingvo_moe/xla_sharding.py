@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
+from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops.parallel_for import pfor
@@ -251,6 +252,20 @@ def barrier(tensors: Sequence[tf.Tensor], compiled: bool = False) -> list[tf.Ten
 def update_slice(x: tf.Tensor, part: tf.Tensor, begin: Sequence[int | tf.Tensor]) -> tf.Tensor:
   """x with `part` written over the slice that begins at these indices: XLA's dynamic-update-slice, only for XLA."""
   return tf2xla.dynamic_update_slice(x, part, tf.stack([tf.cast(i, tf.int32) for i in begin]))
+
+
+def dot(equation: str, x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """Einsum 'ab,cb->ac' of two tensors, summed and returned in a type of more bits than theirs; only for XLA.
+
+  Letters that the result lacks are summed over; those of x stand before those of y in the result.
+  """
+  x_axes, y_axes = equation.split('->')[0].split(',')
+  summed = [letter for letter in x_axes if letter in y_axes]
+  dimensions = xla_data_pb2.DotDimensionNumbers(
+    lhs_contracting_dimensions=[x_axes.index(letter) for letter in summed],
+    rhs_contracting_dimensions=[y_axes.index(letter) for letter in summed],
+  )
+  return tf2xla.dot_general(x, y, dimensions, preferred_element_type=dtype)
 
 
 def _shard_letters(x, dims, rules, first):

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
@@ -11,10 +10,8 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant, Glorot, Normal, Specs, Theta, WeightSpec
 from lingvo_moe.layers.gates.gate import gate_logits, gate_weight
 from lingvo_moe.ops import backend
+from lingvo_moe.ops.output_softmax import output_scores
 from lingvo_moe.xla_sharding import shard
-
-# Score of a masked symbol: its exp is 0 beside that of any other, and label smoothing's share of it stays small.
-_MASKED = -100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +38,22 @@ class Embedding:
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """Scores [B, T, V] of every symbol as the next one, float32 whatever type x has."""
     with tf.name_scope('softmax'):
-      logits_BTV = shard(ops.product('BTM,VM->BTV', x_BTM, theta['table']), 'BTV')
-      logits_BTV = logits_BTV * self.logit_scale if self.logit_scale != 1 else logits_BTV
-      logits_BTV = logits_BTV + theta['bias'] if self.logit_bias else logits_BTV
-      if not self.masked_symbols:
-        return logits_BTV
-      masked_V = np.isin(np.arange(self.vocab_size), self.masked_symbols)  # of many symbols too, without [count, V]
-      return tf.where(masked_V, _MASKED, logits_BTV)
+      return output_scores(x_BTM, theta['table'], theta.get('bias'), self.logit_scale, self.masked_symbols)
+
+  def loss(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    label_BT: tf.Tensor,
+    factor_BT: tf.Tensor,
+    smoothing: float = 0.0,
+    z_weight: float = 0.0,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cross-entropy of labels [B, T], and the sum of factor times the loss to minimise; see ops.output_loss."""
+    scores = {'scale': self.logit_scale, 'masked_symbols': self.masked_symbols}
+    weights = theta['table'], theta.get('bias')
+    with tf.name_scope('softmax'):
+      return ops.output_loss(x_BTM, *weights, label_BT, factor_BT, **scores, smoothing=smoothing, z_weight=z_weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +80,21 @@ class CompetingOutputs:
       logits_BTV = self.embedding.logits(theta, ops.linear(x_BTM, theta['experts'][i]))
       scores.append(tf.nn.log_softmax(logits_BTV) + gates_BTJ[..., i, tf.newaxis])
     return tf.reduce_logsumexp(tf.stack(scores), axis=0)
+
+  def loss(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    label_BT: tf.Tensor,
+    factor_BT: tf.Tensor,
+    smoothing: float = 0.0,
+    z_weight: float = 0.0,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """As Embedding.loss."""
+    logits_BTV = self.logits(theta, x_BTM)
+    with tf.name_scope('softmax'):
+      xent_BT, loss_BT = ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, z_weight)
+    return xent_BT, tf.reduce_sum(loss_BT * factor_BT)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,8 +129,8 @@ class DeepExperts(SizedExperts):
     return {'wi': self._matrix('EMJ'), 'wh': self._matrix('EJH'), 'wo': self._matrix('EHM')}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
-    h_EGCJ = tf.nn.relu(keep(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta['wi']), 'EGCJ'))
-    h_EGCH = tf.nn.relu(keep(ops.product('EGCJ,EJH->EGCH', h_EGCJ, theta['wh']), 'EGCH'))
+    h_EGCJ = ops.relu(keep(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta['wi']), 'EGCJ'))
+    h_EGCH = ops.relu(keep(ops.product('EGCJ,EJH->EGCH', h_EGCJ, theta['wh']), 'EGCH'))
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 

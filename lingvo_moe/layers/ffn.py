@@ -29,7 +29,7 @@ def _silu(x: tf.Tensor) -> tf.Tensor:
 
 
 ACTIVATIONS = {
-  'relu': Activation(tf.nn.relu, gated=False),
+  'relu': Activation(ops.relu, gated=False),
   'gelu': Activation(_gelu, gated=False),
   'swish': Activation(_silu, gated=False),
   'swiglu': Activation(_silu, gated=True),

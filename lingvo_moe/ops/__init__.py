@@ -4,7 +4,7 @@
 xla_sharding; layers, optimizers, searches and tasks import it.
 """
 
-from lingvo_moe.ops import reference, softmax_attention
+from lingvo_moe.ops import output_softmax, reference, softmax_attention
 from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.reference import Places as Places
 from lingvo_moe.ops.reference import QueuePositions as QueuePositions
@@ -12,6 +12,7 @@ from lingvo_moe.ops.softmax_attention import attention_product as attention_prod
 
 lookup = operation(reference.lookup)
 linear = operation(reference.linear)
+relu = operation(reference.relu)
 product = operation(reference.product)
 beside_experts = operation(reference.beside_experts)
 to_experts = operation(reference.to_experts)
@@ -22,6 +23,7 @@ layer_norm = operation(reference.layer_norm)
 lstm = operation(reference.lstm)
 lstm_cell = operation(reference.lstm_cell)
 softmax_cross_entropy = operation(reference.softmax_cross_entropy)
+output_loss = operation(output_softmax.output_loss)
 queue_positions = operation(reference.queue_positions)
 slots_per_round = operation(reference.slots_per_round)
 dispatch_rows = operation(reference.dispatch_rows)

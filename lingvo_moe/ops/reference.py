@@ -30,6 +30,11 @@ def linear(
   return activation(y if bias is None else y + bias)
 
 
+def relu(x: tf.Tensor) -> tf.Tensor:
+  """ReLU, max(x, 0)."""
+  return tf.nn.relu(x)
+
+
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """Einsum of activations and a weight, in the weight's type; each letter is in two of the tensors, or in all."""
   return tf.einsum(equation, tf.cast(x, weight.dtype), weight)

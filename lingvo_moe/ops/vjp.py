@@ -40,43 +40,36 @@ def sum_to_features(x: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.BiasAddGrad(out_backprop=x)
 
 
-def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0, sparse=False):
-  """Cross-entropy; its vjp is softmax times (1 + 2 z_weight log Z), less the target.
+def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0):
+  """Cross-entropy that keeps scores and log Z; its vjp is softmax times (1 + 2 z_weight log Z), less the target.
 
-  The derived gradient takes three more passes over [B, T, V], the largest tensor of a step. With `sparse` the target is
-  subtracted at the labels alone, in place; else it is a one-hot tensor, which XLA fuses.
+  The derived gradient takes three more passes over [B, T, V], the largest tensor of a step. Tokens are one axis F, and
+  the score of a label is a sum too, so that XLA computes all sums in one pass.
   """
+  vocab_size, shape_BT = logits_BTV.shape[-1], sizes(logits_BTV)[:2]
+  label_FV = tf.reshape(label_BT, [-1, 1]) == tf.range(vocab_size, dtype=label_BT.dtype)
 
   @custom_gradient
-  def loss(logits_BTV):
-    p_BTV = tf.nn.softmax(logits_BTV)
-    # log Z = logit - log p of the likeliest symbol, whose probability is at least 1 / V.
-    top_BT, top_log_p_BT = tf.reduce_max(logits_BTV, axis=-1), tf.math.log(tf.reduce_max(p_BTV, axis=-1))
-    minus_log_p = lambda logit_BT: (top_BT - logit_BT) - top_log_p_BT
-    xent_BT = minus_log_p(tf.gather(logits_BTV, label_BT, batch_dims=2))
-    loss_BT = xent_BT
+  def loss(logits_FV):
+    top_F1 = tf.reduce_max(logits_FV, axis=-1, keepdims=True)
+    below_FV = logits_FV - top_F1
+    log_sum_F1 = tf.math.log(tf.reduce_sum(tf.exp(below_FV), axis=-1, keepdims=True))  # log Z, less the top
+    xent_F1 = loss_F1 = log_sum_F1 - tf.reduce_sum(tf.where(label_FV, below_FV, 0), axis=-1, keepdims=True)
     if smoothing:
-      loss_BT = (1.0 - smoothing) * xent_BT + smoothing * minus_log_p(tf.reduce_mean(logits_BTV, axis=-1))
+      mean_F1 = tf.reduce_sum(below_FV, axis=-1, keepdims=True) / vocab_size
+      loss_F1 = (1.0 - smoothing) * xent_F1 + smoothing * (log_sum_F1 - mean_F1)
     if z_weight:
-      log_z_BT = top_BT - top_log_p_BT
-      loss_BT += z_weight * tf.square(log_z_BT)
+      loss_F1 += z_weight * tf.square(top_F1 + log_sum_F1)
 
-    def grad(_, dloss_BT):
-      rows, length, vocab_size = sizes(p_BTV)
-      pull_BTV = p_BTV * (1.0 + 2.0 * z_weight * log_z_BT)[..., tf.newaxis] if z_weight else p_BTV
-      if smoothing:
-        pull_BTV -= smoothing / tf.cast(vocab_size, tf.float32)
-      if not sparse:
-        target_BTV = tf.one_hot(label_BT, vocab_size, 1.0 - smoothing)
-        return (pull_BTV - target_BTV) * dloss_BT[..., tf.newaxis]
-      dlogits_FV = tf.reshape(pull_BTV * dloss_BT[..., tf.newaxis], [-1, vocab_size])
-      label_F2 = tf.stack([tf.range(rows * length), tf.reshape(label_BT, [-1])], axis=-1)
-      dlabel_F = (1.0 - smoothing) * tf.reshape(dloss_BT, [-1])
-      return tf.reshape(tf.tensor_scatter_nd_sub(dlogits_FV, label_F2, dlabel_F), sizes(p_BTV))
+    def grad(_, dloss_F1):
+      pull_FV = tf.exp(below_FV - log_sum_F1)
+      if z_weight:
+        pull_FV *= 1.0 + 2.0 * z_weight * (top_F1 + log_sum_F1)
+      return (pull_FV - tf.where(label_FV, 1.0 - smoothing, 0.0) - smoothing / vocab_size) * dloss_F1
 
-    return (xent_BT, loss_BT), grad
+    return (xent_F1, loss_F1), grad
 
-  xent_BT, loss_BT = loss(logits_BTV)
+  xent_BT, loss_BT = (tf.reshape(x_F1, shape_BT) for x_F1 in loss(tf.reshape(logits_BTV, [-1, vocab_size])))
   return tf.stop_gradient(xent_BT), loss_BT
 
 

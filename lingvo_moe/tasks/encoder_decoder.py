@@ -66,10 +66,8 @@ class EncoderDecoder(InputSettings, LossSettings):
       totals: totals of the whole batch, if this is a part of it.
     """
     x_BTM, routing, attention_BTU = self._run(theta, batch, key, aligned=ALIGNED in batch)
-    logits_BTV, real_BT = self._logits(theta, x_BTM), _real(batch)
-    loss, metrics = losses.token_loss(
-      self, logits_BTV, batch['tgt_labels'], real_BT, routing, batch, totals, training=key is not None
-    )
+    scored = *self._output(theta), x_BTM, batch['tgt_labels'], _real(batch)
+    loss, metrics = losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)
     if ALIGNED in batch:
       tokens = (totals or self.totals(batch))['target_tokens']
       loss += self.guided_weight * losses.alignment_loss(attention_BTU, batch[ALIGNED]) / tf.maximum(tokens, 1.0)
@@ -152,11 +150,15 @@ class EncoderDecoder(InputSettings, LossSettings):
     routing |= {f'decoder/{name}': routed for name, routed in decoder_routed.items()}
     return x_BTM, routing, attention_BTU
 
+  def _output(self, theta: Theta) -> tuple[Embedding, Theta]:
+    """The output softmax and its weights; it shares the embedding of the target unless the model has another."""
+    name = 'output_embedding' if self.output_embedding else 'target_embedding'
+    return getattr(self, name), theta[name]
+
   def _logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """The output softmax, which shares the embedding of the target unless the model has another."""
-    if self.output_embedding:
-      return self.output_embedding.logits(theta['output_embedding'], x_BTM)
-    return self.target_embedding.logits(theta['target_embedding'], x_BTM)
+    """Logits of every next symbol, float32 [B, T, V]."""
+    output, theta = self._output(theta)
+    return output.logits(theta, x_BTM)
 
 
 def _real(batch: Batch) -> tf.Tensor:

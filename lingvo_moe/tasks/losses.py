@@ -1,4 +1,4 @@
-"""Loss over target tokens and of gates, and counts of tokens and groups: functions of logits, labels and routing."""
+"""Loss over target tokens and of gates, and counts of tokens and groups, from outputs, labels and routing."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.tasks.batches import LOSS_FACTORS
@@ -36,7 +38,9 @@ class LossSettings:
 
 def token_loss(
   settings: LossSettings,
-  logits_BTV: tf.Tensor,
+  output: Embedding | CompetingOutputs,
+  theta: Theta,
+  x_BTM: tf.Tensor,
   label_BT: tf.Tensor,
   real_BT: tf.Tensor,
   routing: Routings,
@@ -48,7 +52,9 @@ def token_loss(
 
   Args:
     settings: weights of the parts of the loss.
-    logits_BTV: float32 scores of every symbol as the next one.
+    output: the output softmax.
+    theta: its weights.
+    x_BTM: its inputs.
     label_BT: target tokens.
     real_BT: 1.0 where a target token counts.
     routing: statistics and decisions of gates by layer name.
@@ -63,15 +69,14 @@ def token_loss(
     gate_losses. By part also 'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are experts,
     'choices_by_<subset>', {layer: [P, E]}.
   """
-  with tf.name_scope('softmax'):
-    smoothing = settings.label_smoothing if training else 0.0
-    xent_BT, loss_BT = ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, settings.z_loss_weight)
   factor_BT = real_BT
   if LOSS_FACTORS in batch:
     factor_BT *= tf.cast(batch[LOSS_FACTORS], tf.float32) / 1000
+  smoothing = settings.label_smoothing if training else 0.0
+  xent_BT, loss_sum = output.loss(theta, x_BTM, label_BT, factor_BT, smoothing, settings.z_loss_weight)
   target_tokens = tf.reduce_sum(real_BT)
   aux_loss, z_loss = gate_losses(routing, totals)
-  loss = tf.reduce_sum(loss_BT * factor_BT) / tf.maximum(totals['target_tokens'] if totals else target_tokens, 1.0)
+  loss = loss_sum / tf.maximum(totals['target_tokens'] if totals else target_tokens, 1.0)
   loss += settings.aux_loss_weight * aux_loss
   if settings.router_z_loss_weight:
     loss += settings.router_z_loss_weight * z_loss

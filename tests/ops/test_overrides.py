@@ -13,7 +13,7 @@ from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.dispatch import GatherDispatcher, GroupedDispatcher
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import top2_gating
-from lingvo_moe.ops import backend, cpu, gpu, loops, reference, softmax_attention, xla
+from lingvo_moe.ops import backend, cpu, gpu, loops, output_softmax, reference, softmax_attention, xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import kernels
 
@@ -99,7 +99,15 @@ def attention(*shared, mask_rows=2, relative=None, **values):
   return lambda q, k, v, *bias: ops.attention(q, k, v, mask, *(bias or [None]), key, **values), given
 
 
+def output_loss(bias, **settings):
+  label, factor = tf.constant(RNG.integers(7, size=[4, 3])), tf.constant(RNG.random([4, 3]), tf.float32)
+  run = lambda x, table, *bias: ops.output_loss(x, table, *(bias or [None]), label, factor, **settings)
+  return run, [floats(4, 3, 5), floats(7, 5), *([floats(7)] if bias else [])]
+
+
 CASES = {
+  'output_loss': output_loss(bias=False),
+  'output_loss, all settings': output_loss(True, scale=0.5, masked_symbols=(2, 3), smoothing=0.1, z_weight=0.01),
   'attention': attention(),
   'attention, dropout': attention(dropout=0.5),
   'attention, weights, capped': attention(with_weights=True, logit_cap=2.0, mask_rows=1),
@@ -111,6 +119,7 @@ CASES = {
   'linear, heads out': linear((4, 2, 5), 1, (2, 3, 4)),
   'linear, heads in': linear((2, 5, 4), 2, (2, 3, 2, 5)),
   **{f'product, {e}': product(e) for e in ('EGCM,EMH->EGCH', 'EGCH,EHM->EGCM', 'BTM,VM->BTV', 'GSM,MJ->GSJ')},
+  'relu': (ops.relu, [floats(3, 5, 4)]),
   'lstm': lstm(),
   'lstm, projected': lstm(floats(6, 2)),
   'layer_norm': (lambda x, s, b: ops.layer_norm(x, s, b, 1e-6), [floats(2, 3, 4), floats(4), floats(4)]),
@@ -171,6 +180,7 @@ def of_reference(name, gradients):
   [(b, case) for b in BACKENDS for op in sorted(BACKENDS[b].overrides) if op not in APART for case in of_operation(op)],
 )
 def test_an_override_gives_the_values_and_gradients_of_the_reference(of, name, monkeypatch):
+  monkeypatch.setattr(output_softmax, 'CHUNK_BYTES', 100)  # chunks of one row
   monkeypatch.setattr(xla, 'BLOCK', 3)  # experts of several blocks, and of part of one
   gradients = name.split(',')[0] not in ('write_cache', 'mean_square', 'queue_positions')
   got = values_and_gradients(name, BACKENDS[of], gradients=gradients, compiled=of in COMPILED)
@@ -206,7 +216,7 @@ def test_the_grouped_feed_forward_at_inference(name):
 def test_every_override_is_of_an_operation_and_has_a_case():
   overrides = {name for b in [*BACKENDS.values(), FORWARD] for name in b.overrides}
   assert all(hasattr(ops, name) for name in overrides)
-  assert all(hasattr(reference, name) or hasattr(softmax_attention, name) for name in overrides)
+  assert all(any(hasattr(m, name) for m in (reference, softmax_attention, output_softmax)) for name in overrides)
   assert all(of_operation(name) for name in overrides - APART)
 
 

@@ -4,7 +4,7 @@ import functools
 
 from lingvo_moe.ops import softmax_attention, vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.cpu import factored, grouped_ffn, kernels, linear, sub_batches, threads
+from lingvo_moe.ops.cpu import cross_entropy, factored, grouped_ffn, kernels, linear, sub_batches, threads
 
 # Matrix products in bfloat16 with float32 accumulation: AVX-512 and AMX of x86, BF16 of Arm. With one of them
 # TensorFlow's products (oneDNN) take a half to a third of the time of float32; without, they are emulated.
@@ -22,15 +22,19 @@ OVERRIDES = {
   'mean_square': kernels.mean_square,
   'product': linear.trained_product,
   'queue_positions': kernels.queue_positions,
-  'softmax_cross_entropy': sub_batches.by_rows(
-    functools.partial(vjp.softmax_cross_entropy, sparse=True), places=(0, 1)
-  ),
+  'relu': kernels.trained_relu,
+  'softmax_cross_entropy': sub_batches.by_rows(cross_entropy.softmax_cross_entropy, places=(0, 1)),
   'write_cache': kernels.write_cache,
 }
 
 
 # Operations whose gradients are not taken.
-_FORWARD = {'grouped_ffn': grouped_ffn.grouped_ffn_forward, 'linear': linear.linear, 'product': linear.product}
+_FORWARD = {
+  'grouped_ffn': grouped_ffn.grouped_ffn_forward,
+  'linear': linear.linear,
+  'product': linear.product,
+  'relu': kernels.relu,
+}
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Operations on CPUs by TensorFlow's fastest kernels: queue positions, cache writes, mean squares."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.sorting import sort
 from lingvo_moe.ops import reference
+from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.reference import QueuePositions
 
 _MAX_TERMS = 8  # of a sum that are written out
@@ -72,6 +74,19 @@ def relu_gradient(dy: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ReluGrad(gradients=dy, features=y)
   is_positive = tf.minimum(tf.bitcast(y, tf.int16), tf.constant(1, tf.int16))
   return tf.bitcast(tf.bitcast(dy, tf.int16) * is_positive, dy.dtype)
+
+
+def trained_relu(x: tf.Tensor) -> tf.Tensor:
+  """ReLU with the gradient of relu_gradient, in bfloat16; else TensorFlow's, which is fused with a product."""
+  if x.dtype != tf.bfloat16:
+    return tf.nn.relu(x)
+
+  @custom_gradient
+  def run(x):
+    y = relu(x)
+    return y, functools.partial(relu_gradient, y=y)
+
+  return run(x)
 
 
 def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:

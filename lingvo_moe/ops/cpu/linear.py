@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.ops import backend, reference, vjp
-from lingvo_moe.ops.cpu import kernels
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.ops.cpu.sub_batches import by_rows
 from lingvo_moe.ops.custom_gradient import custom_gradient
@@ -39,21 +38,17 @@ def trained_linear(x, weight, bias=None, activation=tf.identity, inputs=1):
   """
   if bias is None or x.dtype != tf.bfloat16:
     return linear(x, weight, bias, activation, inputs)
-  with_relu = activation is tf.nn.relu
 
   @custom_gradient
   def run(x_FI, weight_IO, bias_1O):
     ones = tf.ones([sizes(x_FI)[0], _TILE], x.dtype)
     with_bias = tf.concat([weight_IO, tf.pad(bias_1O, [[0, _TILE - 1], [0, 0]])], axis=0)
-    y_FO = tf.matmul(tf.concat([x_FI, ones], axis=1), with_bias)
-    y_FO = kernels.relu(y_FO) if with_relu else y_FO
 
     def grad(dy_FO):
-      dy_FO = kernels.relu_gradient(dy_FO, y_FO) if with_relu else dy_FO
       dweight_IO = tf.matmul(x_FI, dy_FO, transpose_a=True)
       return tf.matmul(dy_FO, weight_IO, transpose_b=True), dweight_IO, tf.matmul(ones[:, :1], dy_FO, transpose_a=True)
 
-    return y_FO, grad
+    return tf.matmul(tf.concat([x_FI, ones], axis=1), with_bias), grad
 
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]
   y_FO = run(
@@ -61,8 +56,7 @@ def trained_linear(x, weight, bias=None, activation=tf.identity, inputs=1):
     tf.reshape(weight, [math.prod(inner), math.prod(outer)]),
     tf.reshape(bias, [1, -1]),
   )
-  y = tf.reshape(y_FO, inferred([*sizes(x)[: x.shape.rank - inputs], *outer]))
-  return y if with_relu else activation(y)
+  return activation(tf.reshape(y_FO, inferred([*sizes(x)[: x.shape.rank - inputs], *outer])))
 
 
 _product_of_rows = by_rows(vjp.product, places=(1,))

@@ -48,18 +48,22 @@ class LanguageModel(InputSettings, LossSettings):
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
     """Training loss of a batch of 'inputs', 'labels' and 'segments'; see losses.token_loss and EncoderDecoder.loss."""
-    logits_BTV, routing = self.logits(theta, batch, key)
-    return losses.token_loss(
-      self, logits_BTV, batch['labels'], _real(batch), routing, batch, totals, training=key is not None
-    )
+    x_BTM, routing = self._run(theta, batch, key)
+    scored = *self._output(theta), x_BTM, batch['labels'], _real(batch)
+    return losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Logits of every next symbol given those before it: (float32 [B, T, V], Routed by layer)."""
+    x_BTM, routing = self._run(theta, batch, key)
+    return self._logits(theta, x_BTM), routing
+
+  def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
+    """Runs the decoder: (input of the output softmax, Routed by layer)."""
     key = prng.fold(key, 'decoder')
     with tf.name_scope('decoder'):
       x_BTM = embed(self, self.target_embedding, theta['target_embedding'], batch['inputs'], key=key)
       x_BTM, routed, *_ = self.decoder(theta['decoder'], x_BTM, batch['segments'], key=key)
-    return self._logits(theta, x_BTM), {f'decoder/{name}': of_layer for name, of_layer in routed.items()}
+    return x_BTM, {f'decoder/{name}': of_layer for name, of_layer in routed.items()}
 
   def token_scores(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each token given those before it, float32 [B, T]; 0 where none counts."""
@@ -97,11 +101,15 @@ class LanguageModel(InputSettings, LossSettings):
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, None, cache)
     return self._logits(theta, x_BWM), cache
 
+  def _output(self, theta: Theta) -> tuple[Embedding | CompetingOutputs, Theta]:
+    """The output softmax and its weights; it shares the embedding unless the model has another."""
+    name = 'output_embedding' if self.output_embedding else 'target_embedding'
+    return getattr(self, name), theta[name]
+
   def _logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """The output softmax, which shares the embedding unless the model has another."""
-    if self.output_embedding:
-      return self.output_embedding.logits(theta['output_embedding'], x_BTM)
-    return self.target_embedding.logits(theta['target_embedding'], x_BTM)
+    """Logits of every next symbol, float32 [B, T, V]."""
+    output, theta = self._output(theta)
+    return output.logits(theta, x_BTM)
 
 
 def _real(batch: Batch) -> tf.Tensor:
