@@ -268,6 +268,13 @@ def dot(equation: str, x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor
   return tf2xla.dot_general(x, y, dimensions, preferred_element_type=dtype)
 
 
+def custom_call(
+  target: str, operands: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec], config: str
+) -> list[tf.Tensor]:
+  """Results of a kernel that the compiler of one platform knows by name; only for XLA, which does not partition it."""
+  return list(tf2xla.custom_call_v2(target, operands, results, backend_config=config))
+
+
 def _shard_letters(x, dims, rules, first):
   if mesh := current():
     shape, dims = _as_led(x, dims)

@@ -17,6 +17,9 @@ _OUT = flags.DEFINE_string('out', None, 'Folder to write; it must not exist.', r
 _MESH = flags.DEFINE_string('mesh', 'data:1', "Devices by axis, such as 'data:2,expert:2'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")
+_CUDNN_ATTENTION = flags.DEFINE_bool(
+  'cudnn_attention', False, "Attention by cuDNN's kernels, where they have it: the folder is for one NVIDIA GPU."
+)
 _PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eval.')
 
 
@@ -34,7 +37,8 @@ def main():
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   with new_folder.writing(_OUT.value) as folder:
     program, batch = config.program(), task_of(config).random_batch()
-    step_export.save(folder, _MODEL.value, program, mesh, batch, task_of(config).token_counts, _PROGRAM.value)
+    counts, options = task_of(config).token_counts, (_PROGRAM.value, _CUDNN_ATTENTION.value)
+    step_export.save(folder, _MODEL.value, program, mesh, batch, counts, *options)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

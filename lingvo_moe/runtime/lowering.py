@@ -12,7 +12,8 @@ from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.mesh import ACTIVATIONS, Mesh, Spec
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.ops import backend, xla
+from lingvo_moe.ops import backend, cudnn, xla
+from lingvo_moe.ops.backend import Backend
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import torus_placement
 
@@ -100,11 +101,11 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
       raise UserError(f'num_groups={program.num_groups}{parts}: {e}') from None
 
 
-def traced(f: Callable, mesh: Mesh) -> Callable:
+def traced(f: Callable, mesh: Mesh, in_force: Backend = xla.BACKEND) -> Callable:
   """TensorFlow function f as a function for JAX, traced with the mesh, so that it has the mesh's annotations."""
 
   def with_mesh(*args):
-    with xla_sharding.use(mesh), backend.use(xla.BACKEND):
+    with xla_sharding.use(mesh), backend.use(in_force):
       return f(*args)
 
   return call_tf(with_mesh, has_side_effects=False)
@@ -118,12 +119,13 @@ def lowered(f: Callable, mesh: Mesh, *arguments: Any, portable: bool = False, **
     raise UserError(str(e).split('\n')[0]) from None
 
 
-def exported(f: Callable, mesh: Mesh, *arguments: Any) -> export.Exported:
+def exported(f: Callable, mesh: Mesh, *arguments: Any, in_force: Backend = xla.BACKEND) -> export.Exported:
   """Exports TensorFlow function f, of nested values with shapes and types, as StableHLO for devices of any kind.
 
   The caller chooses the shardings of its arguments. TensorFlow's CPU build lowers only for CPUs; the StableHLO has no
-  operations that are specific to a platform, so the check that would tie it to CPUs is disabled.
+  operations that are specific to a platform, so the check that would tie it to CPUs is disabled; but for those of
+  cuDNN, if the backend in force has them.
   """
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-  anywhere = [export.DisabledSafetyCheck.platform()]
-  return export.export(jax.jit(traced(f, mesh)), platforms=('cpu',), disabled_checks=anywhere)(*shapes)
+  anywhere = [export.DisabledSafetyCheck.platform(), *map(export.DisabledSafetyCheck.custom_call, cudnn.CALLS)]
+  return export.export(jax.jit(traced(f, mesh, in_force)), platforms=('cpu',), disabled_checks=anywhere)(*shapes)

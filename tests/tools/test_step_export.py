@@ -137,7 +137,7 @@ def test_too_few_devices_are_told(folder):
 
 
 def test_mistakes_are_told(tmp_path):
-  save = lambda mesh, kind: step_export.save(
+  save = lambda mesh, kind, **options: step_export.save(
     str(tmp_path),
     'mt.cldr.Tiny',
     CONFIG.program(),
@@ -145,7 +145,10 @@ def test_mistakes_are_told(tmp_path):
     TranslationTask(CONFIG).random_batch(),
     TOKEN_COUNTS,
     kind,
+    **options,
   )
+  with pytest.raises(UserError, match="cuDNN's attention is for a step of one device; saw --mesh=data:2"):
+    save('data:2', 'train', cudnn_attention=True)
   with pytest.raises(UserError, match="there is no step 'tran' to export; closest: train"):
     save('data:1', 'tran')
   with pytest.raises(UserError, match=r'axis B \(rows of a batch\) has size 4'):

@@ -25,6 +25,7 @@ from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.mesh import ACTIVATIONS, Mesh, Sharding
+from lingvo_moe.ops import cudnn, xla
 from lingvo_moe.program import Program
 
 try:
@@ -46,6 +47,7 @@ def save(
   batch: Mapping[str, np.ndarray],
   token_counts: Sequence[str],
   kind: str = 'train',
+  cudnn_attention: bool = False,
 ) -> None:
   """Writes the folder. The devices of the mesh need not exist.
 
@@ -57,10 +59,15 @@ def save(
     batch: batch to write, whose shapes are the step's.
     token_counts: metrics whose sum is the tokens of a step; see task.Config.
     kind: 'train', or 'eval', which leaves the state unchanged.
+    cudnn_attention: whether attention is cuDNN's, where it has it; the folder then runs on one NVIDIA GPU alone.
 
   Raises:
-    UserError: an unknown kind of step, or a mesh that does not divide the model or the batch.
+    UserError: an unknown kind of step, or a mesh that does not divide the model or the batch, or that has several
+      devices, between which attention by cuDNN cannot be divided.
   """
+  if cudnn_attention and mesh.num_devices > 1:
+    raise UserError(f"cuDNN's attention is for a step of one device; saw --mesh={mesh}: leave either out")
+  in_force = cudnn.BACKEND if cudnn_attention else xla.BACKEND
   step = _step(program, kind)
   rows = mesh.spec('B', ACTIVATIONS)
   for x in batch.values():
@@ -86,7 +93,7 @@ def save(
   state, shapes = (jax.tree.map(_shape, spec[part], is_leaf=_is_array) for part in ('state', 'batch'))
   os.makedirs(folder, exist_ok=True)
   for file, content in (
-    ('step.stablehlo', bytes(lowering.exported(step, mesh, state, shapes).serialize())),
+    ('step.stablehlo', bytes(lowering.exported(step, mesh, state, shapes, in_force=in_force).serialize())),
     ('init.stablehlo', bytes(lowering.exported(_init(program), mesh, keys).serialize())),
     ('spec.json', json.dumps(spec).encode()),
   ):
