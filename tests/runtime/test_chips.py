@@ -25,7 +25,7 @@ def test_peak_is_the_clock_times_the_multipliers():
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('v5:4x4', r"there is no TPU 'v5'; closest: "),
+    ('v5:4x4', r"there is no TPU or GPU 'v5'; closest: v"),
     ('v3', r"chips along each axis, such as 'v3:4x4'; saw 'v3'"),
     ('v3:4x4x4', r"such as 'v3:4x4'; saw 'v3:4x4x4'"),
     ('v4:4xx4', r"such as 'v4:4x4x4'; saw 'v4:4xx4'"),

@@ -46,6 +46,7 @@ def save(
   batch: Mapping[str, np.ndarray],
   token_counts: Sequence[str],
   kind: str = 'train',
+  flops: int | None = None,
 ) -> None:
   """Writes the folder. The devices of the mesh need not exist.
 
@@ -57,6 +58,7 @@ def save(
     batch: batch to write, whose shapes are the step's.
     token_counts: metrics whose sum is the tokens of a step; see task.Config.
     kind: 'train', or 'eval', which leaves the state unchanged.
+    flops: of a step by formula, over all devices, for TFLOP/s; None: run.py prints none.
 
   Raises:
     UserError: an unknown kind of step, or a mesh that does not divide the model or the batch.
@@ -73,6 +75,7 @@ def save(
     'model': name,
     'program': kind,
     'tokens': list(token_counts),
+    'flops': flops,
     'mesh': mesh.axes,
     'state': {
       'step': _described((), np.int32, Sharding(mesh, ())),
