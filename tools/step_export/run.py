@@ -34,9 +34,8 @@ def main(steps: int) -> None:
   step = compiled(state, batch, shardings_of['state'])
   # By formula: XLA's own analysis counts the body of a loop once, and on a GPU no calls of libraries.
   flops = spec['flops'] and spec['flops'] / len(devices)
-  print(
-    f'compiled in {time.perf_counter() - begun:.1f} s' + (f': {flops:.4g} FLOPs a step and device' if flops else '')
-  )
+  made = f': {flops:.4g} FLOPs a step and device' if flops else ''
+  print(f'compiled in {time.perf_counter() - begun:.1f} s{made}')
 
   seconds = []
   for number in range(1, steps + 1):

@@ -59,6 +59,7 @@ class PartCost:
   cycles: int = 0  # by the compiler's estimate, without collectives; 0 if it gives none
   compute_seconds: float | None = None
   collective_seconds: float | None = None
+  kernels: int = 0  # executions of operations that move data, but for collectives
 
   def __add__(self, other: PartCost) -> PartCost:
     both = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -69,7 +70,7 @@ class PartCost:
 class Report:
   """Cost report of a step. Bytes and FLOPs are those of one device, a core or a chip: see chips.py.
 
-  Times are None without a chip, and those of the compiler also where it estimates no cycles.
+  Times are None without a chip, and those of a TPU's compiler also where it estimates no cycles.
   """
 
   model: str
@@ -99,7 +100,8 @@ class Report:
   phases: dict[str, dict[str, PartCost]]  # by the names of PHASES, and in each by the names of PARTS
   placements: list[torus.PlacementCost]  # of the expert axis on the torus; empty without a chip
   step_seconds_roofline: float | None  # of all parts
-  step_seconds_compiler: float | None  # by the compiler's estimate of cycles, and our collective seconds
+  # By the compiler's estimate of cycles, or of a GPU at a share of its peaks (Gpu.reached); and our collective seconds.
+  step_seconds_compiler: float | None
   round_seconds_roofline: float | None  # by which one more round in every MoE layer lengthens step_seconds_roofline
   round_seconds_compiler: float | None  # the same for step_seconds_compiler
   fits: bool  # whether the compiler accepts the program
@@ -264,9 +266,11 @@ class _Step:
     self.parts = {name: functools.reduce(operator.add, (phase[name] for phase in phases)) for name in PARTS}
     parts, cycles = self.parts.values(), sum(part.cycles for part in self.parts.values())
     communication = sum(cost.seconds for cost in self.costs) if chip else None
-    # Seconds of the step, with its collectives: at least, and at the compiler's estimate of cycles.
+    # Seconds of the step, with its collectives: at least, and by the estimate of step_seconds_compiler.
     self.roofline = sum(part.compute_seconds for part in parts) + communication if chip else None
     self.estimated = cycles / chip.clock + communication if chip and chip.clock and cycles else None
+    if isinstance(chip, Gpu):
+      self.estimated = (self.roofline - communication) / chip.reached + communication
 
 
 def _collective_costs(
@@ -304,6 +308,7 @@ def _phases(
     part = phases[phase][part_of(op_name)]
     part.flops += times * sum(made for made, _ in products)
     part.bytes += times * moved
+    part.kernels += times * (moved > 0)
     part.cycles += times * instruction.estimated_cycles
     if chip:
       multiplying = sum(made / chip.peak(dtype) for made, dtype in products)

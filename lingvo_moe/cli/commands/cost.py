@@ -44,7 +44,7 @@ from lingvo_moe.cli.model_flags import ModelOptions
 from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import GPUS, Topology
 from lingvo_moe.text import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
@@ -77,7 +77,7 @@ def table(report, markdown: bool = False) -> str:
   memory = [(name, size) for name, size in dataclasses.asdict(report.memory_per_device).items() if size is not None]
   phases = {name: functools.reduce(operator.add, parts.values()) for name, parts in report.phases.items()}
   timed = report.step_seconds_roofline is not None
-  costs = '', 'GFLOPs', 'GB moved', *(('ms computing', 'ms in collectives', 'of the step') if timed else ())
+  costs = '', 'GFLOPs', 'GB moved', 'kernels', *(('ms computing', 'ms in collectives', 'of the step') if timed else ())
   collectives = 'kind', 'times', 'MiB a device', 'axes', 'layer', 'part', 'phase', *(('ms',) if timed else ())
   placements = '--placement', 'chips of a group', 'torus axes', 'ms in AllToAll', 'ms in all collectives'
   placed = [
@@ -125,6 +125,8 @@ def _summary(report) -> list[tuple[str, str]]:
   round_seconds = report.round_seconds_compiler or report.round_seconds_roofline
   tokens = f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'
   text = lambda value, form: None if value is None else format(value, form)
+  gpu = GPUS.get(report.platform.partition(':')[0])
+  estimate = f"at {gpu.reached:.0%} of the GPU's peaks" if gpu else "at the compiler's estimate"
   rows = [
     ('weights', f'{report.weights:,}'),
     ('devices', f'{report.devices}'),
@@ -133,8 +135,8 @@ def _summary(report) -> list[tuple[str, str]]:
     ('seconds to compile', f'{report.compile_seconds:.1f}'),
     ('program', f'{report.program_bytes / 2**20:.1f} MiB of text, {report.code_bytes / 2**20:.1f} MiB of code'),
     ('TFLOPs a device and step', f'{report.flops / 1e12:.4g}'),
-    ("of peak, at the compiler's estimate", text(report.flops_share_of_peak, '.1%')),
-    ("seconds a step, at the compiler's estimate", text(report.step_seconds_compiler, '.4g')),
+    (f'of peak, {estimate}', text(report.flops_share_of_peak, '.1%')),
+    (f'seconds a step, {estimate}', text(report.step_seconds_compiler, '.4g')),
     ('seconds a step, at least (roofline)', text(report.step_seconds_roofline, '.4g')),
     (f'{report.counted} a second', text(report.tokens_per_second, ',.0f')),
     (f'seconds of a round in every MoE layer, of {report.rounds}', text(round_seconds or None, '.4g')),
@@ -145,7 +147,7 @@ def _summary(report) -> list[tuple[str, str]]:
 
 
 def _cost(report, name, part) -> list[str]:
-  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
+  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}', f'{part.kernels}']
   if report.step_seconds_roofline is None:
     return row
   share = (part.compute_seconds + part.collective_seconds) / report.step_seconds_roofline
