@@ -8,7 +8,7 @@ run.py           runs the step a number of times
 train.py         trains with batches.npz, where tools/train_elsewhere.py has added it
 
 One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
-Run on CPUs and on a GPU (H200). NOT RUN on a TPU: the tests lower one file for it.
+Run on CPUs and on a GPU (H200, H100). NOT RUN on a TPU: the tests lower one file for it.
 """
 
 import json
