@@ -45,6 +45,12 @@ metadata={op_name="jit(call)/call_tf/encoder/layer_00/attention/projection/einsu
   ROOT %less = pred[] constant(true)
 }
 
+%joined (p0: f32[512], p1: f32[512]) -> f32[1024] {
+  %p0 = f32[512]{0} parameter(0)
+  %p1 = f32[512]{0} parameter(1)
+  ROOT %all = f32[1024]{0} concatenate(%p0, %p1), dimensions={0}
+}
+
 %sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
   %b = f32[] parameter(1)
@@ -68,8 +74,9 @@ metadata={op_name="jit(call)/call_tf/encoder/layer_00/attention/einsum"}, backen
   %loop = (s32[], f32[1024]{0}) while(%init), condition=%condition, body=%body, \
 backend_config={"known_trip_count":{"n":"6"},"known_init_step":{"init":"0","step":"1"}}
   %out = f32[1024]{0} get-tuple-element(%loop), index=1
-  %begun = f32[1024]{0} all-reduce-start(%out), replica_groups=[1,8]<=[8], to_apply=%sum, \
-metadata={op_name="jit(call)/call_tf/gradient_tape/encoder/layer_00/ffn/sum"}
+  %one = f32[512]{0} slice(%out), slice={[0:512]}, metadata={op_name="jit(call)/call_tf/gradient_tape/encoder/sum"}
+  %joint = f32[1024]{0} fusion(%one, %one), kind=kLoop, calls=%joined
+  %begun = f32[1024]{0} all-reduce-start(%joint), replica_groups=[1,8]<=[8], to_apply=%sum
   ROOT %ended = f32[1024]{0} all-reduce-done(%begun)
 }
 """
@@ -88,7 +95,7 @@ def test_the_roofline_of_a_gpu_program_is_worked_out_by_hand():
   assert parts['attention'].flops == 2 * 8 * 64 * 64 * 32
   assert parts['attention'].bytes == 4 * 8 * (2 * 64 * 32 + 64 * 64)
   assert parts['attention'].compute_seconds == pytest.approx(parts['attention'].bytes / 3350e9)  # bound by memory
-  # An elementwise kernel in a loop of six, and the sum of a gradient over 8 GPUs.
+  # An elementwise kernel in a loop of six, and the sum of joint gradients over 8 GPUs.
   update, sent = parts['optimiser'], 2 * 7 / 8 * 4 * 1024 / 450e9 + 1e-6
   assert (update.bytes, update.kernels) == (6 * 2 * 4 * 1024, 6)
   assert update.collective_seconds == pytest.approx(sent)
