@@ -57,6 +57,8 @@ setup(
     'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
     # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
+    # lingvo-moe cost --topology=h100: 5.5 GB of compiler and libraries; no test needs them.
+    'gpu-aot': [f'jax[cuda12]{JAX}', f'jaxlib{JAX}'],
     # lingvo-moe prepare --language_id.
     'prepare': PREPARE,
     # lingvo_moe.serve.

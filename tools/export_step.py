@@ -2,7 +2,8 @@
 """python tools/export_step.py --model=mt.cldr.Tiny --out=DIR [--mesh=data:2,expert:2] [--program=train]
 
 Exports a model's step as StableHLO, with one batch of random ids, to a folder that runs with JAX alone, without
-TensorFlow or this package: copy the folder and run `python run.py`, which prints the loss, tokens a second and FLOPs.
+TensorFlow or this package: copy the folder and run `python run.py`, which prints the loss, tokens a second and, of a
+train step, the FLOPs of its matrix products by formula.
 The same folder runs on CPUs, GPUs and TPUs, as many as the mesh has. They need not be on this machine: no step is run.
 """
 
@@ -27,6 +28,7 @@ _PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eva
 def main():
   import step_export
 
+  from lingvo_moe.addons.analysis import flops
   from lingvo_moe.config import configuration
   from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.storage import new_folder
@@ -37,8 +39,9 @@ def main():
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   with new_folder.writing(_OUT.value) as folder:
     program, batch = config.program(), task_of(config).random_batch()
-    counts, options = task_of(config).token_counts, (_PROGRAM.value, _CUDNN_ATTENTION.value)
-    step_export.save(folder, _MODEL.value, program, mesh, batch, counts, *options)
+    counts, kind = task_of(config).token_counts, _PROGRAM.value
+    made = sum(flops.train_step(config).values()) if kind == 'train' else None
+    step_export.save(folder, _MODEL.value, program, mesh, batch, counts, kind, made, _CUDNN_ATTENTION.value)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

@@ -1,8 +1,8 @@
-"""Ahead-of-time compilation of a Program without its devices: for a TPU pod (libtpu), or for virtual CPU devices.
+"""Ahead-of-time compilation of a Program without its devices: TPUs (libtpu), NVIDIA GPUs, or virtual CPU devices.
 
 From TensorFlow's CPU build jax2tf cannot lower for a TPU. So the traced program is exported for a CPU, with its
 sharding annotations, and the exported program is lowered and compiled for the devices of a topology description.
-Nothing is allocated, and no TPU is accessed.
+Nothing is allocated, and no TPU or GPU is accessed.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.program import Program
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import Gpu, Topology
 
 try:
   import jax
@@ -52,13 +52,13 @@ class Compiled:
   aliased: int  # the part of the outputs that is written over arguments
   temporaries: int  # peak of everything else while it runs
   devices: list[jax.Device]  # in the order in which the program numbers them
-  refused: str = ''  # the compiler's message if the program does not fit in memory
+  refused: str = ''  # why the program does not fit in memory
 
 
 class AotRuntime:
   """Runtime that compiles a Program's steps for a mesh and does not run them; it has no state.
 
-  The mesh has as many devices as the topology, a TPU slice; None stands for virtual devices of this CPU.
+  The mesh has as many devices as the topology, TPUs or GPUs; None stands for virtual devices of this CPU.
   """
 
   def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):
@@ -80,8 +80,9 @@ class AotRuntime:
     return self._compile(call, *arguments, out_shardings=self._lowering.rows if by_rows else self._lowering.whole)
 
   def _compile(self, f, *arguments, **options) -> Compiled:
-    begun, for_tpu = time.perf_counter(), self._topology is not None
-    lowered = lowering.lowered(f, self._lowering.mesh, *arguments, portable=for_tpu, **options)
+    begun, chip = time.perf_counter(), self._topology.chip if self._topology else None
+    for_gpu, for_tpu = isinstance(chip, Gpu), chip is not None and not isinstance(chip, Gpu)
+    lowered = lowering.lowered(f, self._lowering.mesh, *arguments, portable=for_gpu or for_tpu, **options)
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
       # Of a program that does not fit in memory, the dump is the only result.
@@ -96,16 +97,24 @@ class AotRuntime:
           raise UserError(
             f'the program does not fit in memory, and the compiler left no dump of it ({compiled["refused"]})'
           ) from None
+    if for_gpu:
+      compiled['refused'] = _too_large(compiled, chip)
     seconds = {'trace_seconds': lowered_at - begun, 'compile_seconds': time.perf_counter() - lowered_at}
     return Compiled(**compiled, **seconds, devices=self._lowering.devices)
 
 
 def devices_of(topology: Topology) -> list[jax.Device]:
-  """Devices of a TPU slice, from libtpu's topology description; no TPU is needed.
+  """Devices of a TPU slice, or GPUs of a host, from the topology description of their compiler; none is needed.
 
   Raises:
-    UserError: libtpu is not installed, or there is no such slice.
+    UserError: the compiler is not installed, or there is no such slice.
   """
+  if isinstance(topology.chip, Gpu):
+    gpus = {'target_config': topology.chip.target, 'topology': f'1x1x{topology.num_devices}'}  # of one host, process
+    try:
+      return topologies.get_topology_desc(platform='cuda', **gpus).devices
+    except NotImplementedError as e:
+      raise errors.not_installed('compiling for GPUs needs their compiler', e, 'gpu-aot') from None
   for name, value in _LIBTPU.items():
     os.environ.setdefault(name, value)
   os.environ.pop('TPU_LOAD_LIBRARY', None)
@@ -132,6 +141,15 @@ def _fields(program: jax.stages.Compiled, for_tpu: bool) -> dict[str, Any]:
     # The TPU compiler's temp_size_in_bytes counts loop state more than once; the CPU's peak counts no temporaries.
     'temporaries': peak - held if for_tpu else memory.temp_size_in_bytes,
   }
+
+
+def _too_large(compiled: Mapping[str, Any], gpu: Gpu) -> str:
+  """Reason why a compiled program does not fit on a GPU, whose compiler refuses none; '' if it does."""
+  needed = (sum(compiled[name] for name in ('arguments', 'outputs', 'temporaries')) - compiled['aliased']) / 2**30
+  if needed <= gpu.usable:
+    return ''
+  memory = f'{gpu.usable:.1f} of {gpu.memory / 2**30:.1f} GiB unless XLA_PYTHON_CLIENT_MEM_FRACTION sets another share'
+  return f'it takes {needed:.1f} GiB of a device, of which JAX takes {memory}'
 
 
 def _dumped(folder: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.core.mesh import Mesh
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import Gpu, Topology
 
 Boxes = Mapping[str, tuple[int, ...]]  # mesh axis -> chips along each axis of the torus
 
@@ -31,6 +31,8 @@ def place(mesh: Mesh, topology: Topology, text: str) -> Mesh:
   check_size(mesh, topology)
   if not text:
     return mesh
+  if isinstance(topology.chip, Gpu):
+    raise UserError(f'a placement is on the torus of TPUs; saw {shown(text)} on {topology}: leave --placement out')
   boxes, sizes = _with_rest(mesh, topology, parse(text)), dict(mesh.axes)
   # The slice's grid divided by the boxes, the first axis innermost.
   grid, spans = [], {name: [] for name in sizes}

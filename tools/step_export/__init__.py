@@ -8,7 +8,7 @@ run.py           runs the step a number of times
 train.py         trains with batches.npz, where tools/train_elsewhere.py has added it
 
 One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
-Run on CPUs and on a GPU (H200). NOT RUN on a TPU: the tests lower one file for it.
+Run on CPUs and on a GPU (H200, H100). NOT RUN on a TPU: the tests lower one file for it.
 """
 
 import json
@@ -47,6 +47,7 @@ def save(
   batch: Mapping[str, np.ndarray],
   token_counts: Sequence[str],
   kind: str = 'train',
+  flops: int | None = None,
   cudnn_attention: bool = False,
 ) -> None:
   """Writes the folder. The devices of the mesh need not exist.
@@ -59,6 +60,7 @@ def save(
     batch: batch to write, whose shapes are the step's.
     token_counts: metrics whose sum is the tokens of a step; see task.Config.
     kind: 'train', or 'eval', which leaves the state unchanged.
+    flops: of a step by formula, over all devices, for TFLOP/s; None: run.py prints none.
     cudnn_attention: whether attention is cuDNN's, where it has it; the folder then runs on one NVIDIA GPU alone.
 
   Raises:
@@ -80,6 +82,7 @@ def save(
     'model': name,
     'program': kind,
     'tokens': list(token_counts),
+    'flops': flops,
     'mesh': mesh.axes,
     'state': {
       'step': _described((), np.int32, Sharding(mesh, ())),

@@ -2,8 +2,8 @@
 
 Times are those of a roofline: every instruction takes as long as its FLOPs or its bytes at the peak of the chip,
 whichever is longer; instructions run one after the other; and a collective takes as long as the busiest links of the
-torus need for its bytes, and a microsecond per hop. Nothing overlaps and nothing waits: a step can be much faster only
-if communication is hidden behind computation, and will be slower in practice.
+torus, or the NVLinks of a GPU, need for its bytes, and a microsecond per hop. Nothing overlaps and nothing waits: a
+step can be much faster only if communication is hidden behind computation, and will be slower in practice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lingvo_moe.ops.remat import POLICIES
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime, Compiled
-from lingvo_moe.runtime.chips import Chip
+from lingvo_moe.runtime.chips import Chip, Gpu
 from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.task import task_of
 
@@ -59,6 +59,7 @@ class PartCost:
   cycles: int = 0  # by the compiler's estimate, without collectives; 0 if it gives none
   compute_seconds: float | None = None
   collective_seconds: float | None = None
+  kernels: int = 0  # executions of operations that move data, but for collectives
 
   def __add__(self, other: PartCost) -> PartCost:
     both = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -69,7 +70,7 @@ class PartCost:
 class Report:
   """Cost report of a step. Bytes and FLOPs are those of one device, a core or a chip: see chips.py.
 
-  Times are None without a chip, and those of the compiler also where it estimates no cycles.
+  Times are None without a chip, and those of a TPU's compiler also where it estimates no cycles.
   """
 
   model: str
@@ -99,11 +100,12 @@ class Report:
   phases: dict[str, dict[str, PartCost]]  # by the names of PHASES, and in each by the names of PARTS
   placements: list[torus.PlacementCost]  # of the expert axis on the torus; empty without a chip
   step_seconds_roofline: float | None  # of all parts
-  step_seconds_compiler: float | None  # by the compiler's estimate of cycles, and our collective seconds
+  # By the compiler's estimate of cycles, or of a GPU at a share of its peaks (Gpu.reached); and our collective seconds.
+  step_seconds_compiler: float | None
   round_seconds_roofline: float | None  # by which one more round in every MoE layer lengthens step_seconds_roofline
   round_seconds_compiler: float | None  # the same for step_seconds_compiler
   fits: bool  # whether the compiler accepts the program
-  refused: str  # the compiler's message if it does not, else ''
+  refused: str  # why it does not, else ''
   advice: list[str]  # settings that would make it fit
 
   @property
@@ -138,7 +140,7 @@ def estimate(
     name: name of the model, for the report.
     config: configuration of the model, whose batch_tokens (of evaluation: eval_batch_tokens) and max_length are used.
     mesh: mesh of as many devices as the topology has.
-    topology: a TPU slice; None for virtual devices of this CPU, for which there are no times.
+    topology: TPUs or GPUs; None for virtual devices of this CPU, for which there are no times.
     program: one of PROGRAMS.
     rounds: passes over the experts that a MoE layer makes where no token is dropped; 1 is perfect balance.
   """
@@ -256,7 +258,7 @@ class _Step:
   `places` [devices, axes] are the coordinates of the devices on the torus, in the order of the program.
   """
 
-  def __init__(self, module: Module, places: np.ndarray | None, mesh: Mesh, chip: Chip | None, rounds: int):
+  def __init__(self, module: Module, places: np.ndarray | None, mesh: Mesh, chip: Chip | Gpu | None, rounds: int):
     self.collectives = hlo_collectives.collectives(module, rounds)
     self.costs = _collective_costs(self.collectives, places, mesh, chip)
     self.phases = _phases(module, self.costs, chip, rounds)
@@ -264,13 +266,15 @@ class _Step:
     self.parts = {name: functools.reduce(operator.add, (phase[name] for phase in phases)) for name in PARTS}
     parts, cycles = self.parts.values(), sum(part.cycles for part in self.parts.values())
     communication = sum(cost.seconds for cost in self.costs) if chip else None
-    # Seconds of the step, with its collectives: at least, and at the compiler's estimate of cycles.
+    # Seconds of the step, with its collectives: at least, and by the estimate of step_seconds_compiler.
     self.roofline = sum(part.compute_seconds for part in parts) + communication if chip else None
     self.estimated = cycles / chip.clock + communication if chip and chip.clock and cycles else None
+    if isinstance(chip, Gpu):
+      self.estimated = (self.roofline - communication) / chip.reached + communication
 
 
 def _collective_costs(
-  collectives: Sequence[Collective], places: np.ndarray | None, mesh: Mesh, chip: Chip | None
+  collectives: Sequence[Collective], places: np.ndarray | None, mesh: Mesh, chip: Chip | Gpu | None
 ) -> list[CollectiveCost]:
   """Costs of the collectives; those of one kind, size, layer and phase are added up."""
   alike: dict[CollectiveCost, tuple[int, float]] = {}
@@ -289,7 +293,7 @@ def _collective_costs(
 
 
 def _phases(
-  module: Module, collectives: Sequence[CollectiveCost], chip: Chip | None, rounds: int
+  module: Module, collectives: Sequence[CollectiveCost], chip: Chip | Gpu | None, rounds: int
 ) -> dict[str, dict[str, PartCost]]:
   """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
   timed = (0.0, 0.0) if chip else (None, None)
@@ -299,14 +303,16 @@ def _phases(
   for instruction, times in hlo_loops.executed(module, rounds):
     if instruction.collective:
       continue
-    op_name, flops, moved = hlo.op_name(instruction), hlo.flops(instruction), hlo.traffic(instruction)
+    op_name, products, moved = hlo.op_name(instruction), list(hlo.products(instruction)), hlo.traffic(instruction)
     phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
     part = phases[phase][part_of(op_name)]
-    part.flops += times * flops
+    part.flops += times * sum(made for made, _ in products)
     part.bytes += times * moved
+    part.kernels += times * (moved > 0)
     part.cycles += times * instruction.estimated_cycles
     if chip:
-      part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
+      multiplying = sum(made / chip.peak(dtype) for made, dtype in products)
+      part.compute_seconds += times * max(multiplying, moved / chip.hbm_bandwidth)
   return phases
 
 

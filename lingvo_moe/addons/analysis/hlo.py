@@ -29,7 +29,8 @@ _INDEX = re.compile(r'index=(\d+)')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _WINDOW = re.compile(r'window=\{([^}]*)\}')
 _LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
-_CONTRACTING = re.compile(r'lhs_contracting_dims=\{([0-9,]*)\}')
+_CONTRACTING = re.compile(r'lhs_contracting_dims=\{([0-9,]*)\}|"lhs_contracting_dimensions":\[([0-9,"]*)\]')
+_PRODUCT_CALL = re.compile(r'custom_call_target="__(?:cublas|triton_gemm)')  # of a library, on GPUs
 FORWARDING = ('get-tuple-element', 'bitcast', 'copy', 'copy-done', 'reshape')  # opcodes that pass a value on unchanged
 # Instructions that neither compute nor move data: they name existing values, or start what another instruction ends.
 _FREE = frozenset(
@@ -225,7 +226,9 @@ def traffic(instruction: Instruction) -> int:
   opcode, operands = instruction.opcode, instruction.operands
   if opcode in _FREE or opcode.endswith('-done'):
     return 0
-  results = instruction.arrays[:1] if opcode == 'copy-start' else instruction.results
+  # The other results of a library's product are its workspace.
+  first = opcode == 'copy-start' or _is_product_call(instruction)
+  results = instruction.arrays[:1] if first else instruction.results
   if opcode == 'fusion':
     return _fusion_traffic(instruction)
   if opcode in ('dynamic-slice', 'gather'):
@@ -267,18 +270,30 @@ def _in_hbm(arrays: Sequence[Array]) -> int:
 
 
 def flops(instruction: Instruction) -> int:
-  """FLOPs of one execution of the dots and convolutions that an instruction is, or that are fused into it.
+  """FLOPs of one execution of the products that an instruction is, or that are fused into it; see `products`."""
+  return sum(made for made, _ in products(instruction))
+
+
+def products(instruction: Instruction) -> Iterator[tuple[int, str]]:
+  """Yields (FLOPs, type of the operands) of the dots, convolutions and library products of an instruction.
 
   A convolution counts only products with elements that are neither padding nor dilation, as in XLA's own analysis. The
   TPU compiler writes batched matrix products as convolutions that are mostly padding.
   """
   if instruction.opcode == 'fusion':
-    return sum(map(flops, instruction.inside.instructions))
-  if instruction.opcode == 'dot':
-    axes = numbers(_CONTRACTING.search(instruction.attributes)[1])
-    lhs = instruction.operands[0].arrays[0].shape
-    return 2 * math.prod(instruction.arrays[0].shape) * math.prod(lhs[axis] for axis in axes)
-  return _convolution_flops(instruction) if instruction.opcode == 'convolution' else 0
+    for inner in instruction.inside.instructions:
+      yield from products(inner)
+  elif instruction.opcode == 'dot' or _is_product_call(instruction):
+    of_dot, of_call = _CONTRACTING.search(instruction.attributes).groups()
+    lhs = instruction.operands[0].arrays[0]
+    contracted = math.prod(lhs.shape[axis] for axis in numbers(of_dot or of_call.replace('"', '')))
+    yield 2 * math.prod(instruction.arrays[0].shape) * contracted, lhs.dtype
+  elif instruction.opcode == 'convolution':
+    yield _convolution_flops(instruction), instruction.operands[0].arrays[0].dtype
+
+
+def _is_product_call(instruction: Instruction) -> bool:
+  return instruction.opcode == 'custom-call' and bool(_PRODUCT_CALL.search(instruction.attributes))
 
 
 def _convolution_flops(instruction: Instruction) -> int:

@@ -28,7 +28,7 @@ class Collective(NamedTuple):
   bytes: int  # that a device sends or receives, whichever is more
   times: int  # number of executions
   groups: np.ndarray | None  # [groups, devices of a group], device numbers; None: all devices are one group
-  sources: tuple[str, ...]  # op_name of each operand, where known
+  sources: tuple[str, ...]  # op_name of what it sends, where known
 
   def groups_of(self, num_devices: int) -> np.ndarray:
     """Groups [groups, devices of a group] among all devices of a program."""
@@ -39,6 +39,7 @@ def collectives(module: Module, rounds: int = 1) -> list[Collective]:
   """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`.
 
   TPU compilers put some into fusions: an all-reduce with the slice that is taken of it, an all-gather with a product.
+  GPU compilers concatenate what several send, in a fusion without a name.
   """
   size = lambda arrays: sum(array.bytes for array in arrays)
   listed = []
@@ -55,10 +56,16 @@ def collectives(module: Module, rounds: int = 1) -> list[Collective]:
           bytes=max(taken, size(instruction.results)),
           times=times,
           groups=groups(instruction.attributes),
-          sources=tuple(name for operand in operands if (name := operand.maker.op_name)),
+          sources=tuple(name for operand in operands for name in _names(operand)),
         )
       )
   return listed
+
+
+def _names(operand: Instruction) -> list[str]:
+  """Names of what an operand is, or else of what it is made of."""
+  maker = operand.maker
+  return [name for source in ([maker] if maker.op_name else maker.operands) if (name := source.maker.op_name)]
 
 
 def groups(attributes: str) -> np.ndarray | None:

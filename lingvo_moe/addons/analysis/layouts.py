@@ -126,7 +126,7 @@ def choose(
 
   Args:
     candidates: the layouts.
-    topology: a TPU slice, for which there are times; None for virtual devices of this CPU, where layouts are compared
+    topology: TPUs or GPUs, for which there are times; None for virtual devices of this CPU, where layouts are compared
       by the bytes of their collectives.
     batch_tokens: of a program other than 'train'; 0: the model's.
     progress: is called with a line before each layout is compiled.

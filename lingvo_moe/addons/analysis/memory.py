@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lingvo_moe.addons.analysis.hlo import Computation, Instruction, Module
 from lingvo_moe.addons.analysis.parts import layer_of, phase_of
-from lingvo_moe.runtime.chips import Chip
+from lingvo_moe.runtime.chips import Chip, Gpu
 
 if TYPE_CHECKING:
   from lingvo_moe.runtime.aot import Compiled
@@ -34,7 +34,7 @@ class Memory:
   temporaries: int
   other: int  # the batch, results other than the new state, and machine code
   total: int
-  hbm: int | None  # the compiler's limit; None on a CPU
+  hbm: int | None  # the limit of the compiler, or of JAX on a GPU; None on a CPU
 
 
 class Held(NamedTuple):
@@ -58,7 +58,7 @@ class _Value(NamedTuple):
     return array.stored if array.in_hbm else 0
 
 
-def measure(module: Module, compiled: Compiled, chip: Chip | None) -> Memory:
+def measure(module: Module, compiled: Compiled, chip: Chip | Gpu | None) -> Memory:
   """Memory of a compiled program by kind; the totals are the compiler's own."""
   state = collections.Counter()
   for parameter in module.entry.parameters:

@@ -1,4 +1,4 @@
-"""Lower bounds on the time of collectives on the torus of a TPU pod, as compiled and for other placements."""
+"""Lower bounds on the time of collectives: on a TPU's torus, as compiled and for other placements; between GPUs."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_moe.addons.analysis.hlo_collectives import Collective
 from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.runtime import torus_placement
-from lingvo_moe.runtime.chips import HOP_SECONDS, Chip, Topology
+from lingvo_moe.runtime.chips import HOP_SECONDS, Chip, Gpu, Topology
 
 _AXIS = 'expert'  # which is placed
 
@@ -20,8 +20,8 @@ def coordinates(topology: Topology) -> np.ndarray:
   return np.repeat(list(np.ndindex(*topology.shape)), topology.chip.devices, axis=0)
 
 
-def seconds(kind: str, size: int, groups: np.ndarray, coordinates: np.ndarray, chip: Chip) -> float:
-  """Least time in seconds that a collective's bytes take on the torus.
+def seconds(kind: str, size: int, groups: np.ndarray, coordinates: np.ndarray, chip: Chip | Gpu) -> float:
+  """Least time in seconds that a collective's bytes take on the torus, or between GPUs through their switches.
 
   The devices of a group lie in a box of chips, which all groups inside it share. An AllReduce uses rings along every
   axis of the box, in both directions at once; AllGather and ReduceScatter take half its time. Half of the bytes of an
@@ -35,8 +35,10 @@ def seconds(kind: str, size: int, groups: np.ndarray, coordinates: np.ndarray, c
     size: bytes that a device sends or receives.
     groups: [groups, devices of a group], numbers of devices.
     coordinates: [devices, axes], the chips of all devices of the slice.
-    chip: their generation.
+    chip: their generation, or the GPU.
   """
+  if isinstance(chip, Gpu):
+    return _switched_seconds(kind, size, groups.shape[1], chip)
   different = groups if kind == 'collective-permute' else groups[:1]
   return max(_seconds(kind, size, group, coordinates, chip) for group in different)
 
@@ -70,6 +72,14 @@ def _seconds(kind: str, size: int, group: np.ndarray, coordinates: np.ndarray, c
   return 2 * once if kind == 'all-reduce' else once
 
 
+def _switched_seconds(kind: str, size: int, members: int, gpu: Gpu) -> float:
+  """Seconds between GPUs: the bytes but for a device's own part pass its links, twice in the ring of an AllReduce."""
+  if members == 1 or not size:
+    return 0.0
+  share = 1 if kind == 'collective-permute' else (1 + (kind == 'all-reduce')) * (members - 1) / members
+  return share * size / gpu.link_bandwidth + HOP_SECONDS
+
+
 class PlacementCost(NamedTuple):
   """Seconds of a step's collectives for a placement of the expert axis."""
 
@@ -92,7 +102,7 @@ def placement_costs(
   many axes it is the one with the fastest AllToAll. Other collectives may take longer: groups along the data axis then
   lie further apart.
   """
-  if dict(mesh.axes).get(_AXIS, 1) == 1:
+  if dict(mesh.axes).get(_AXIS, 1) == 1 or isinstance(topology.chip, Gpu):
     return []
   mesh = dataclasses.replace(mesh, storage=None)  # a placement is of one mesh
   best: dict[int, PlacementCost] = {}

@@ -1,9 +1,9 @@
 """lingvo-moe cost --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--program=decode] [--mesh=expert:2048] [--json=FILE]
 
-Predicts the cost of a program of a model on a TPU slice. Compiles the program with libtpu's compiler, which needs no
-TPU; nothing is allocated or run. Prints
+Predicts the cost of a program of a model on a TPU slice, or on GPUs of a host (--topology=h100:8). Compiles the program
+with the devices' own compiler, which needs none of them; nothing is allocated or run. Prints
   compile time and program size
-  the memory of a device by kind, and the compiler's limit
+  the memory of a device by kind, and the limit of the compiler, or of JAX on a GPU
   FLOPs, and every collective with its mesh axes and its layer
   the time by part of the model and by phase, as a roofline
 The exit status is 1 if the program does not fit. The largest values are then listed, and settings that need less.
@@ -18,9 +18,11 @@ products for the gradient, 'attention' those outside attention, 'block' only the
 time, recomputation and memory of each, the fastest that fits first.
 
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
-v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
-devices, without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many
-target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts.
+v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. Up to 8 GPUs of a host, linked by NVLink, are
+a100, h100 or h200, and h100:8 for 8; their compiler is in the extra gpu-aot (5.5 GB). --platform=cpu compiles for a
+mesh of virtual CPU devices, without times. A batch has --batch_tokens source positions, in rows of the model's
+max_length, and as many target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a
+model without experts.
 
 --placement=expert:8x4 puts each group of devices along the axis expert in a box of 8 x 4 chips of the torus. Without
 it, devices follow the order of libtpu, host by host (on v3, blocks of 2 x 2 chips). The report lists the time of the
@@ -42,7 +44,7 @@ from lingvo_moe.cli.model_flags import ModelOptions
 from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import GPUS, Topology
 from lingvo_moe.text import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
@@ -51,7 +53,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine 
 class Options(MeshOptions, ModelOptions):
   """Options of the command."""
 
-  platform: str = flag('tpu', 'tpu: of --topology; cpu: virtual devices of --mesh.', one_of=['tpu', 'cpu'])
+  platform: str = flag('tpu', 'tpu: TPUs or GPUs of --topology; cpu: virtual devices of --mesh.', one_of=['tpu', 'cpu'])
   batch_tokens: int = flag(0, "Source positions of a batch; 0: the model's.", lower_bound=0)
   program: str = flag('train', 'What to compile.', one_of=['train', 'eval', 'score', 'encode', 'decode'])
   rounds: int = flag(
@@ -75,7 +77,7 @@ def table(report, markdown: bool = False) -> str:
   memory = [(name, size) for name, size in dataclasses.asdict(report.memory_per_device).items() if size is not None]
   phases = {name: functools.reduce(operator.add, parts.values()) for name, parts in report.phases.items()}
   timed = report.step_seconds_roofline is not None
-  costs = '', 'GFLOPs', 'GB moved', *(('ms computing', 'ms in collectives', 'of the step') if timed else ())
+  costs = '', 'GFLOPs', 'GB moved', 'kernels', *(('ms computing', 'ms in collectives', 'of the step') if timed else ())
   collectives = 'kind', 'times', 'MiB a device', 'axes', 'layer', 'part', 'phase', *(('ms',) if timed else ())
   placements = '--placement', 'chips of a group', 'torus axes', 'ms in AllToAll', 'ms in all collectives'
   placed = [
@@ -123,6 +125,8 @@ def _summary(report) -> list[tuple[str, str]]:
   round_seconds = report.round_seconds_compiler or report.round_seconds_roofline
   tokens = f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'
   text = lambda value, form: None if value is None else format(value, form)
+  gpu = GPUS.get(report.platform.partition(':')[0])
+  estimate = f"at {gpu.reached:.0%} of the GPU's peaks" if gpu else "at the compiler's estimate"
   rows = [
     ('weights', f'{report.weights:,}'),
     ('devices', f'{report.devices}'),
@@ -131,8 +135,8 @@ def _summary(report) -> list[tuple[str, str]]:
     ('seconds to compile', f'{report.compile_seconds:.1f}'),
     ('program', f'{report.program_bytes / 2**20:.1f} MiB of text, {report.code_bytes / 2**20:.1f} MiB of code'),
     ('TFLOPs a device and step', f'{report.flops / 1e12:.4g}'),
-    ("of peak, at the compiler's estimate", text(report.flops_share_of_peak, '.1%')),
-    ("seconds a step, at the compiler's estimate", text(report.step_seconds_compiler, '.4g')),
+    (f'of peak, {estimate}', text(report.flops_share_of_peak, '.1%')),
+    (f'seconds a step, {estimate}', text(report.step_seconds_compiler, '.4g')),
     ('seconds a step, at least (roofline)', text(report.step_seconds_roofline, '.4g')),
     (f'{report.counted} a second', text(report.tokens_per_second, ',.0f')),
     (f'seconds of a round in every MoE layer, of {report.rounds}', text(round_seconds or None, '.4g')),
@@ -143,7 +147,7 @@ def _summary(report) -> list[tuple[str, str]]:
 
 
 def _cost(report, name, part) -> list[str]:
-  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
+  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}', f'{part.kernels}']
   if report.step_seconds_roofline is None:
     return row
   share = (part.compute_seconds + part.collective_seconds) / report.step_seconds_roofline
@@ -285,7 +289,7 @@ def _mesh_and_topology(options: Options, config: Any):
       raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology or --placement")
     return options.parse_mesh(), None
   if not options.topology:
-    raise UserError("--topology says for which TPU, such as 'v3:32x32'; --platform=cpu needs none")
+    raise UserError("--topology says for which TPU or GPU, such as 'v3:32x32' or 'h100:8'; --platform=cpu needs none")
   topology = Topology.parse(options.topology)
   mesh = options.mesh or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
   return dataclasses.replace(options, mesh=mesh).parse_mesh(), topology

@@ -29,7 +29,7 @@ COMMANDS = {
   'compare': ('cli.commands.compare', 'compare two runs by their translations'),
   'checkpoint': ('cli.commands.checkpoint', 'list and verify the tensors of a checkpoint'),
   'launch': ('cli.commands.launch', 'start several processes of one run on this machine'),
-  'cost': ('cli.commands.cost', 'predict memory and time on a TPU slice, without one'),
+  'cost': ('cli.commands.cost', 'predict memory and time on a TPU slice or GPUs, without any'),
   'parity': ('cli.commands.parity', 'compare a model on meshes with one device'),
   'lint': ('cli.commands.lint', 'find tensors that a mesh does not split'),
 }

@@ -280,7 +280,7 @@ def test_the_command_reports_on_cpu_devices(tmp_path):
     (['--platform=cpu'], '--platform=cpu takes --mesh'),
     ([], '--topology says for which TPU'),
     (['--topology=v3:2x2', '--placement=expert:2x1'], 'one axis has all 2 of each chip; saw expert:2x1 for 8'),
-    (['--topology=v9:4x4'], "there is no TPU 'v9'; closest: v"),
+    (['--topology=v9:4x4'], "there is no TPU or GPU 'v9'; closest: v"),
   ],
 )
 def test_mistakes_get_one_line(flags, message):
