@@ -118,6 +118,8 @@ OVERRIDES: dict[str, Callable] = {
   'combine_rows': functools.partial(vjp.combine_rows, einsum=True),
   'dispatch_rows': functools.partial(vjp.dispatch_rows, einsum=True),
   'grouped_ffn': grouped_ffn,
+  # Else XLA for GPUs writes and reads dy * unit in float32, for the sum that is the gradient of the scale.
+  'layer_norm': functools.partial(vjp.layer_norm, once=xla_sharding.barrier),
   'loop_bound': loop_bound,
   'slots_per_round': slots_per_round,
   'write_cache': write_cache,

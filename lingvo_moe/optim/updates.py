@@ -62,11 +62,14 @@ def update(
 
 
 def _alike(specs: Specs) -> list[list[str]]:
-  """Groups of names whose weights the backend updates at once, of equal size as far as may be; else each name alone."""
+  """Groups of names whose weights the backend updates at once, of equal size as far as may be; else each name alone.
+
+  Scanned stacks are few, and large: at once, they take more traffic on TPUs.
+  """
   most = backend.current().updates_at_once
   alike = collections.defaultdict(list)
   for name, spec in specs.items():
-    alike[(spec.shape, spec.dims, spec.factored, spec.dtype)].append(name)
+    alike[name if 'L' in spec.dims else (spec.shape, spec.dims, spec.factored, spec.dtype)].append(name)
   counts = ((names, -(-len(names) // most)) for names in alike.values())
   return [names[i::count] for names, count in counts for i in range(count)]
 
