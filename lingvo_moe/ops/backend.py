@@ -30,6 +30,8 @@ class Backend:
   parallel_calls: int = 1  # number of calls of the function of map_rows that run at once
   # whether a runtime that holds the weights updates them in place (optim/cpu/in_place.py)
   updates_in_place: bool = False
+  # number of weights of one shape that an optimizer updates at once at most; see Optimizer.update_alike
+  updates_at_once: int = 1
   # whether the machine has units for bfloat16; without, activations are float32 whatever a model says
   bfloat16: bool = True
 

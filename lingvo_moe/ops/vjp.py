@@ -4,6 +4,8 @@ Each function overrides the operation of its name in reference.py. The gradients
 passes over memory, or scatter where a gather is enough.
 """
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes
@@ -13,15 +15,21 @@ from lingvo_moe.ops.reference import Places, lstm_cell
 from lingvo_moe.xla_sharding import shard
 
 
-def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
-  """Layer norm; its vjp takes half the passes over [B, T, M] of the derived one."""
+def layer_norm(
+  x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float, once: Callable[..., list[tf.Tensor]] = list
+) -> tf.Tensor:
+  """Layer norm; its vjp takes half the passes over [B, T, M] of the derived one.
+
+  `once` returns tensors that a compiler computes once, where it would compute them again at each use.
+  """
   mean = lambda x_BTM: tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
 
   @custom_gradient
   def run(x_BTM, scale_M, bias_M):
-    centred_BTM = x_BTM - mean(x_BTM)
-    rate_BT1 = tf.math.rsqrt(mean(tf.square(centred_BTM)) + epsilon)
-    unit_BTM = centred_BTM * rate_BT1
+    mean_BT1 = mean(x_BTM)
+    rate_BT1 = tf.math.rsqrt(mean(tf.square(x_BTM - mean_BT1)) + epsilon)
+    mean_BT1, rate_BT1 = once([mean_BT1, rate_BT1])
+    unit_BTM = (x_BTM - mean_BT1) * rate_BT1
 
     def grad(dy_BTM):
       dunit_BTM = dy_BTM * scale_M

@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim.optimizer import Optimizer, Update, zeros
+from lingvo_moe.optim.optimizer import Optimizer, Slots, Update, zeros
 
 SLOT = 'average'
 
@@ -26,7 +26,14 @@ class WithMovingAverage(Optimizer):
 
   def update(self, grad, slots, weight, spec, step, rate) -> Update:
     inner_slots = {name: slots[name] for name in self.inner.slots(spec)}
-    updated = self.inner.update(grad, inner_slots, weight, spec, step, rate)
+    return self._averaged(self.inner.update(grad, inner_slots, weight, spec, step, rate), slots)
+
+  def update_alike(self, grads, slots, weights, spec, step, rate) -> list[Update]:
+    inner_slots = [{name: of_one[name] for name in self.inner.slots(spec)} for of_one in slots]
+    updates = self.inner.update_alike(grads, inner_slots, weights, spec, step, rate)
+    return [self._averaged(updated, of_one) for updated, of_one in zip(updates, slots, strict=True)]
+
+  def _averaged(self, updated: Update, slots: Slots) -> Update:
     # In this form, as decay and 1 - decay in float32 do not sum to 1, which scales the average of many steps.
     average = slots[SLOT] + (1.0 - self.decay) * (tf.cast(updated.weight, tf.float32) - slots[SLOT])
     return updated._replace(slots={**updated.slots, SLOT: average})

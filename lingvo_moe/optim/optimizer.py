@@ -32,6 +32,18 @@ class Optimizer(abc.ABC):
   ) -> Update:
     """Update by one gradient; `step` is the number of updates made before, `rate` the learning rate."""
 
+  def update_alike(
+    self,
+    grads: Sequence[tf.Tensor],
+    slots: Sequence[Slots],
+    weights: Sequence[tf.Tensor],
+    spec: WeightSpec,
+    step: tf.Tensor,
+    rate: tf.Tensor,
+  ) -> list[Update]:
+    """Updates of weights of one specification, each as by `update`; an optimizer may make them at once, for XLA."""
+    return [self.update(*of_one, spec, step, rate) for of_one in zip(grads, slots, weights, strict=True)]
+
 
 def clip_scale(grads: Sequence[tf.Tensor], limit: float) -> tuple[tf.Tensor, tf.Tensor]:
   """(factor that scales gradients down to a global norm of `limit`, the norm before)."""

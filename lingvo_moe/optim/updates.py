@@ -1,5 +1,6 @@
 """Update of a state by gradients: of tensors, to a new state, or of variables in place where the backend says so."""
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,9 +47,11 @@ def update(
   if clip_norm:
     grads, norm = clip_by_global_norm(grads, clip_norm)
   updates = {}
-  for name, spec in trained_specs.items():
-    slots = {slot: old_slots[f'{name}/{slot}'] for slot in optimizer.slots(spec)}
-    updates[name] = optimizer.update(grads[name], slots, parts[name], spec, step, rate)
+  for names in _alike(trained_specs):
+    spec = trained_specs[names[0]]
+    slots = [{slot: old_slots[f'{name}/{slot}'] for slot in optimizer.slots(spec)} for name in names]
+    of_each = [grads[name] for name in names], slots, [parts[name] for name in names]
+    updates |= zip(names, optimizer.update_alike(*of_each, spec, step, rate), strict=True)
   if norm is None:
     norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
   updated = {name: update.weight for name, update in updates.items()}
@@ -56,6 +59,19 @@ def update(
   new_weights = stored({**weights, **updated}, weight_specs)
   new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
   return {'step': step + 1, 'weights': new_weights, 'slots': stored(new_slots, slot_specs)}, norm
+
+
+def _alike(specs: Specs) -> list[list[str]]:
+  """Groups of names whose weights the backend updates at once, of equal size as far as may be; else each name alone.
+
+  Scanned stacks are few, and large: at once, they take more traffic on TPUs.
+  """
+  most = backend.current().updates_at_once
+  alike = collections.defaultdict(list)
+  for name, spec in specs.items():
+    alike[name if 'L' in spec.dims else (spec.shape, spec.dims, spec.factored, spec.dtype)].append(name)
+  counts = ((names, -(-len(names) // most)) for names in alike.values())
+  return [names[i::count] for names, count in counts for i in range(count)]
 
 
 def stored(values: Mapping[str, Any], specs: Specs, update: bool = False) -> dict[str, tf.Tensor]:
