@@ -81,7 +81,7 @@ class AotRuntime:
 
   def _compile(self, f, *arguments, **options) -> Compiled:
     begun, for_tpu = time.perf_counter(), self._topology is not None
-    lowered = lowering.lowered(f, self._lowering.mesh, *arguments, portable=for_tpu, **options)
+    lowered = lowering.staged(f, self._lowering.mesh, *arguments, **options).lower()
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
       # Of a program that does not fit in memory, the dump is the only result.
