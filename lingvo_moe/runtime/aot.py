@@ -82,7 +82,7 @@ class AotRuntime:
   def _compile(self, f, *arguments, **options) -> Compiled:
     begun, chip = time.perf_counter(), self._topology.chip if self._topology else None
     for_gpu, for_tpu = isinstance(chip, Gpu), chip is not None and not isinstance(chip, Gpu)
-    lowered = lowering.lowered(f, self._lowering.mesh, *arguments, portable=for_gpu or for_tpu, **options)
+    lowered = lowering.staged(f, self._lowering.mesh, *arguments, **options).lower()
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
       # Of a program that does not fit in memory, the dump is the only result.

@@ -33,12 +33,14 @@ class Lowering:
   Allocates and runs nothing; the devices need not exist.
 
   Raises:
-    UserError: the mesh does not divide the program's weights or groups; the message suggests a mesh that does.
+    UserError: the mesh does not divide the program's weights or groups, or the devices do not compute its types; the
+      message suggests what does.
   """
 
   def __init__(self, program: Program | None, mesh: Mesh, devices: Sequence[jax.Device]):
     if program is not None:
       _check_divides(mesh, program)
+      check_types(program, devices)
     # TensorFlow writes annotations for XLA's GSPMD partitioner; JAX's default, Shardy, falls back to it with a warning.
     jax.config.update('jax_use_shardy_partitioner', False)
     self.program, self.mesh = program, mesh
@@ -101,6 +103,19 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
       raise UserError(f'num_groups={program.num_groups}{parts}: {e}') from None
 
 
+def check_types(program: Program, devices: Sequence[jax.Device]) -> None:
+  """Raises UserError if the program computes in bfloat16 and a device is an NVIDIA GPU without it, before Ampere."""
+  if all(dtype.name != 'bfloat16' for dtype in program.used_dtypes.values()):
+    return
+  for device in devices:
+    capability = str(getattr(device, 'compute_capability', ''))  # '7.5'; AMD's, 'gfx90a', all have it
+    if device.platform in ('gpu', 'cuda') and capability[:1].isdigit() and float(capability) < 8:
+      raise UserError(
+        'bfloat16 needs a GPU of compute capability 8.0 or later; saw activation_dtype=bfloat16 on '
+        f'{device.device_kind} of {capability}: use --set activation_dtype=float32'
+      )
+
+
 def traced(f: Callable, mesh: Mesh, in_force: Backend = xla.BACKEND) -> Callable:
   """TensorFlow function f as a function for JAX, traced with the mesh, so that it has the mesh's annotations."""
 
@@ -111,10 +126,10 @@ def traced(f: Callable, mesh: Mesh, in_force: Backend = xla.BACKEND) -> Callable
   return call_tf(with_mesh, has_side_effects=False)
 
 
-def lowered(f: Callable, mesh: Mesh, *arguments: Any, portable: bool = False, **options: Any) -> jax.stages.Lowered:
-  """Lowers TensorFlow function f under options of jax.jit; with `portable` for devices of any kind, see `exported`."""
+def staged(f: Callable, mesh: Mesh, *arguments: Any, **options: Any) -> jax.stages.Traced:
+  """TensorFlow function f under options of jax.jit for arguments of these shapes; lowers for devices of any kind."""
   try:
-    return jax.jit(exported(f, mesh, *arguments).call if portable else traced(f, mesh), **options).lower(*arguments)
+    return jax.jit(exported(f, mesh, *arguments).call, **options).trace(*arguments)
   except UserError as e:  # its other lines are JAX's tracing history
     raise UserError(str(e).split('\n')[0]) from None
 

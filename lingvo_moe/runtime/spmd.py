@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
@@ -56,7 +57,8 @@ def release() -> None:
 def connect(mesh: Mesh, processes: Processes = ALONE) -> list[jax.Device]:
   """Initializes the devices of a mesh; call it once in a process, before anything is computed.
 
-  On CPUs it creates as many virtual devices as the mesh needs.
+  On CPUs it creates as many virtual devices as the mesh needs. GPUs are hidden from TensorFlow, a build of which for
+  CUDA would take most of the memory that JAX is to have.
 
   Returns:
     The devices of the mesh, process by process; those of a TPU along its torus.
@@ -74,6 +76,8 @@ def connect(mesh: Mesh, processes: Processes = ALONE) -> list[jax.Device]:
   if max(jax.config.jax_num_cpu_devices, 1) < local:
     with contextlib.suppress(RuntimeError):  # the devices exist already
       jax.config.update('jax_num_cpu_devices', local)
+  with contextlib.suppress(RuntimeError):  # TensorFlow has initialized its devices already
+    tf.config.set_visible_devices([], 'GPU')
   processes.connect()
   devices = []
   for process in range(processes.count):
@@ -199,14 +203,16 @@ class SpmdRuntime(Runtime):
 
   def _initial(self, specs: Mapping[str, WeightSpec]) -> Arrays:
     """Initial values by name. Equal specs share one program, to which the name is passed as a random key."""
-
-    @functools.cache
-    def maker(spec, sharding):
-      values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims, spec.slot)
-      return jax.jit(lowering.traced(values, self.mesh), out_shardings=sharding)
-
-    key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()
-    return {n: maker(spec, self._lowering.stored(n, spec))(key(n, spec)) for n, spec in specs.items()}
+    programs: dict[tuple, jax.stages.Compiled] = {}
+    values = {}
+    for name, spec in specs.items():
+      key = weights_lib.initial_key(self.program.seed, name, spec).numpy()
+      stored = self._lowering.stored(name, spec)
+      if (spec, stored) not in programs:
+        make = lambda key, spec=spec: xla_sharding.store(spec.init(key, spec), spec.dims, spec.slot)
+        programs[spec, stored] = lowering.staged(make, self.mesh, key, out_shardings=stored).lower().compile()
+      values[name] = programs[spec, stored](key)
+    return values
 
   def _place_batch(self, batch: Batch, part: int, parts: int) -> Arrays:
     """Places a batch on the devices; this process has part number `part` of the `parts` parts of its rows."""
@@ -244,7 +250,7 @@ class _Compiled:
   """Function of (state or weights, batch), compiled for each shape of batch; process 0 prints how long that took."""
 
   def __init__(self, f: Callable, mesh: Mesh, **options: Any):
-    self._lower = functools.partial(lowering.lowered, f, mesh, **options)
+    self._stage = functools.partial(lowering.staged, f, mesh, **options)
     self._programs: dict[tuple, jax.stages.Compiled] = {}
 
   def __call__(self, state, batch):
@@ -255,7 +261,7 @@ class _Compiled:
     shapes = tuple((name, x.shape) for name, x in batch.items())
     if shapes not in self._programs:
       begun = time.perf_counter()
-      self._programs[shapes] = self._lower(state, batch).compile()
+      self._programs[shapes] = self._stage(state, batch).lower().compile()
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun

@@ -59,8 +59,9 @@ def connect(name: str, mesh: Mesh) -> Cores:
   except (tf.errors.OpError, ImportError, OSError, RuntimeError, ValueError) as e:
     raise UserError(
       f'--runtime=tpu needs a TPU that TensorFlow can reach; saw --tpu={name}, for which it says '
-      f'{errors.reason(e)!r}: on a TPU VM give --tpu=local, with the TensorFlow that was built for it, elsewhere '
-      "the TPU's name or grpc://HOST:PORT; without a TPU use --runtime=spmd"
+      f"{errors.reason(e)!r}: on a TPU VM give --tpu=local, elsewhere the TPU's name or grpc://HOST:PORT, and a "
+      "TensorFlow 2.21 that is built for TPUs (PyPI's tensorflow-tpu ends at 2.20); or use --runtime=spmd, which needs "
+      'JAX alone'
     ) from None
   return cores(resolver, topology, mesh)
 

@@ -32,6 +32,7 @@ SIZES = (
   'decoder_layers=1',
   'moe_every=1',
   'eval_sentences=4',
+  'eval_every=2',
   'residual_dropout=0.1',
   'packing=True',
 )
@@ -52,18 +53,26 @@ def tool(*arguments, **options):
   return forks.run([TOOL, *map(str, arguments)], timeout=300, **options)
 
 
-def weights_of(logdir, step):
+def state_of(logdir, step):
+  """Weights and optimizer slots of a checkpoint."""
   reader = tf.train.load_checkpoint(RunDir(str(logdir)).checkpoints().path(step))
-  names = [name for name in reader.get_variable_to_shape_map() if not name.startswith('slots/')]
-  return {name: reader.get_tensor(name) for name in names}
+  return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 def assert_trained_alike(logdir, other, step):
-  expected = weights_of(other, step)
-  found = weights_of(logdir, step)
-  assert set(found) == set(expected)
-  for name, weight in expected.items():
-    np.testing.assert_allclose(found[name], weight, rtol=1e-4, atol=1e-5, err_msg=name)
+  """Two runs have the same state, but for rounding, and the same dev losses up to a step."""
+  expected, found = state_of(other, step), state_of(logdir, step)
+  assert found.keys() == expected.keys() and any(name.startswith('slots/') for name in found)
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+  losses = [
+    [checkpoints.evaluation(s) for s in checkpoints.steps() if 0 < s <= step]
+    for checkpoints in (RunDir(str(path)).checkpoints() for path in (logdir, other))
+  ]
+  for one, theirs in zip(*losses, strict=True):
+    assert one.step == theirs.step and one.dev_text == theirs.dev_text
+    assert one.dev_loss == pytest.approx(theirs.dev_loss, rel=1e-5)
+    assert one.evaluated_after == theirs.evaluated_after
 
 
 @pytest.fixture(scope='module')
@@ -83,30 +92,55 @@ def elsewhere(folder, *arguments):
   )
 
 
-def test_a_run_that_begins_is_trained_elsewhere_to_the_same_weights(root):
+def test_a_run_that_begins_is_trained_elsewhere_to_the_same_state(root):
   tool(f'--logdir={root}/begun', f'--out={root}/export', '--steps=3', check=True)
   assert not (root / 'export' / 'state.npz').exists()
-  done = elsewhere(root / 'export', '--keep=2')
+  done = elsewhere(root / 'export', '--keep=1')
   assert done.returncode == 0 and 'step 3: loss ' in done.stdout, done.stderr
   tool(f'--logdir={root}/begun', f'--take={root}/export', check=True)
-  assert RunDir(f'{root}/begun').checkpoints().steps() == [0, 2, 3]
+  checkpoints = RunDir(f'{root}/begun').checkpoints()
+  assert checkpoints.steps() == [0, 1, 2, 3]
+  assert [checkpoints.evaluation(step) is not None for step in (1, 2, 3)] == [False, True, True]
+  (root / 'begun' / 'checkpoints' / 'step_00000001').rename(root / 'kept')
   assert_trained_alike(root / 'begun', root / 'here', 3)
   (root / 'cut').mkdir()
-  (root / 'cut' / 'weights_00000007.npz').write_bytes((root / 'export' / 'weights_00000003.npz').read_bytes()[:999])
+  (root / 'cut' / 'state_00000007.npz').write_bytes((root / 'export' / 'state_00000003.npz').read_bytes()[:999])
   cut = tool(f'--logdir={root}/begun', f'--take={root}/cut')
   assert cut.returncode == 1 and 'cannot be read' in cut.stderr and 'Traceback' not in cut.stderr, cut.stderr
-  with pytest.raises(UserError, match='it has weights alone: begin another run with them, by --init_from'):
-    train(root / 'corpus', root / 'begun', 4)
   again = tool(f'--logdir={root}/begun', f'--take={root}/export')
   assert again.returncode == 1 and 'has a checkpoint of step 2 already' in again.stderr, again.stderr
 
 
-def test_a_run_goes_on_elsewhere_with_the_slots_of_its_optimizer(root):
-  tool(f'--logdir={root}/here', f'--out={root}/later', '--steps=4', check=True)
-  assert elsewhere(root / 'later', '2').returncode == 0
+def test_a_run_goes_on_elsewhere_is_killed_there_and_comes_back(root):
+  tool(f'--logdir={root}/here', f'--out={root}/later', '--steps=5', check=True)
+  assert elsewhere(root / 'later', '1').returncode == 0  # a kill between two states leaves as much
+  done = elsewhere(root / 'later', '3')
+  assert done.returncode == 0 and 'going on from step 4, state_00000004.npz' in done.stdout, done.stderr
   tool(f'--logdir={root}/here', f'--take={root}/later', check=True)
-  train(root / 'corpus', root / 'longer', 5)
-  assert_trained_alike(root / 'here', root / 'longer', 5)
+  train(root / 'corpus', root / 'here', 8)
+  train(root / 'corpus', root / 'longer', 3)
+  train(root / 'corpus', root / 'longer', 6)
+  train(root / 'corpus', root / 'longer', 8)
+  assert_trained_alike(root / 'here', root / 'longer', 8)
+  best = [RunDir(str(root / name)).checkpoints().best() for name in ('here', 'longer')]
+  assert best[0].step == best[1].step
+
+
+def test_training_elsewhere_keeps_the_best_and_ends_when_it_has_no_patience_left(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, 'path', [str(TOOL.parent / 'step_export'), *sys.path])
+  elsewhere = pytest.importorskip('train')
+  monkeypatch.setattr(elsewhere, 'FOLDER', tmp_path)
+  for step in (10, 20, 25, 30, 40, 50):
+    (tmp_path / f'state_{step:08d}.npz').touch()
+  losses = [[10, 1.5], [20, 1.2], [30, 1.2], [40, 1.4], [50, 1.3]]
+  of_run = {'keep_checkpoints': 1, 'keep_every': 15, 'patience': 3, 'best': None, 'evaluated_after': 0}
+  elsewhere.drop_old(of_run, losses, kept=[25])
+  assert list(elsewhere.states()) == [20, 25, 30, 50]  # the best, asked for, every 15, the newest
+  assert elsewhere.out_of_patience(of_run, losses)
+  assert not elsewhere.out_of_patience(of_run, losses[:4])
+  assert not elsewhere.out_of_patience(of_run | {'patience': 0}, losses)
+  before = of_run | {'best': 1.1, 'evaluated_after': 1}
+  assert elsewhere.out_of_patience(before, losses[:2]) and not elsewhere.out_of_patience(before, losses[:1])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +148,7 @@ def test_a_run_goes_on_elsewhere_with_the_slots_of_its_optimizer(root):
   [
     ((), 'either --out or --take is given'),
     (('--out=OUT', '--take=OUT'), 'either --out or --take is given'),
-    (('--take=NOTHING',), 'has weights_<step>.npz, which train.py writes; saw none'),
+    (('--take=NOTHING',), 'has state_<step>.npz, which train.py writes; saw none'),
     (('--out=begun',), 'an export goes to a new directory'),
   ],
 )

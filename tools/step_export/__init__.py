@@ -5,7 +5,7 @@ init.stablehlo   (keys) -> state: initial values, of which each device computes 
 batch.npz        one batch
 spec.json        the mesh; the shape, type and sharding of every array; the random key of every initial value
 run.py           runs the step a number of times
-train.py         trains with batches.npz, where tools/train_elsewhere.py has added it
+train.py         trains and evaluates, where tools/train_elsewhere.py has added batches.npz and the files that it reads
 
 One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
 Run on CPUs and on a GPU (H200, H100). NOT RUN on a TPU: the tests lower one file for it.
@@ -105,6 +105,20 @@ def save(
   np.savez(os.path.join(folder, 'batch.npz'), **batch)
   for script in ('run.py', 'train.py'):
     shutil.copyfile(os.path.join(os.path.dirname(__file__), script), os.path.join(folder, script))
+
+
+def save_eval(folder: str, program: Program, mesh: Mesh, batch: Mapping[str, np.ndarray]) -> None:
+  """Adds eval.stablehlo: (weights, batch) -> {'xent', 'target_tokens'}, sums over batches of these shapes."""
+  for x in batch.values():
+    mesh.check(x.shape[:1], 'B', mesh.spec('B', ACTIVATIONS))
+
+  def evaluate(weights, batch):
+    metrics = program.eval_step(weights, batch)
+    return {name: metrics[name] for name in ('xent', 'target_tokens')}
+
+  weights = {n: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype) for n, s in program.weight_specs.items()}
+  with open(os.path.join(folder, 'eval.stablehlo'), 'wb') as f:
+    f.write(bytes(lowering.exported(evaluate, mesh, weights, dict(batch)).serialize()))
 
 
 def _step(program: Program, kind: str) -> Callable:

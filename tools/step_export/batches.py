@@ -11,7 +11,6 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.batches import BATCH_KEYS
-from lingvo_moe.tasks.sentencepiece_vocab import BOS
 
 
 def save(path: str, batches: Iterable[Mapping[str, np.ndarray]], begin: int, count: int) -> None:
@@ -31,6 +30,7 @@ def save(path: str, batches: Iterable[Mapping[str, np.ndarray]], begin: int, cou
       )
     lengths.add((batch['src_ids'].shape[1], batch['tgt_labels'].shape[1]))
     in_row.append(batch['src_segments'].max(1))
+    begin_symbol = batch['tgt_inputs'][0, 0]
     for side, ids, segments in (('source', 'src_ids', 'src_segments'), ('target', 'tgt_labels', 'tgt_segments')):
       known = numbers[side]
       examples[side] += [known.setdefault(text, len(known)) for text in _sentences(batch[ids], batch[segments])]
@@ -52,7 +52,7 @@ def save(path: str, batches: Iterable[Mapping[str, np.ndarray]], begin: int, cou
     source_length=source_length,
     target_length=target_length,
     begin=begin,
-    begin_symbol=np.int32(BOS),
+    begin_symbol=begin_symbol,
     examples_in_row=np.array(in_row),
   )
 

@@ -1,12 +1,16 @@
-"""python train.py [STEPS] [--keep=STEP,...]: trains with the step and the batches that were exported to this folder.
+"""python train.py [STEPS]: trains with the step and the batches that were exported to this folder.
 
-It needs only JAX and NumPy, and begins with the state of the run (state.npz), or with initial values where there is
-none. Writes weights_<step>.npz after the last step and those of --keep; tools/train_elsewhere.py takes them into the
-run. Prints the loss as the trainer does.
+It needs only JAX and NumPy. It begins with the newest state_<step>.npz, so the same command resumes after a kill; where
+there is none, with the state of the run (state.npz), else with initial values. As often as the run would (run.json), it
+writes state_<step>.npz, weights and optimizer slots, and computes the dev loss. It keeps the newest, the best and those
+of --keep, and ends early after `patience` evaluations without a gain. tools/train_elsewhere.py --take=DIR makes
+checkpoints of them. Prints the loss as the trainer does.
 """
 
 import argparse
 import json
+import os
+import pathlib
 import time
 
 import jax
@@ -15,45 +19,129 @@ import run
 from run import FOLDER
 
 LOGGED = 100  # steps between two lines of the log
+PREFIXES = {'weights': '', 'slots': 'slots/'}  # of names in files of states, which are those of checkpoints
+DEV_LOSSES = FOLDER / 'dev_losses.json'  # {'dev_text': its hash, 'losses': [[step, loss], ...]}
 
 
 def main(steps: int | None, kept: list[int]) -> None:
-  spec = json.loads((FOLDER / 'spec.json').read_text())
-  batches = Batches()
+  spec, of_run = (json.loads((FOLDER / name).read_text()) for name in ('spec.json', 'run.json'))
+  batches, dev = Batches('batches.npz'), Batches('dev.npz')
   devices = run.find_devices(spec['mesh'])
   shardings = run.shardings(spec, devices)
-  state = run.initial_state(spec, shardings['state'])
-  if (FOLDER / 'state.npz').exists():
-    with np.load(FOLDER / 'state.npz') as arrays:
-      names = {f'{part}:{name}': (part, name) for part in ('weights', 'slots') for name in state[part]}
-      for key, (part, name) in names.items():
-        state[part][name] = jax.device_put(arrays[key], shardings['state'][part][name])
-  state['step'] = jax.device_put(np.int32(batches.begin), shardings['state']['step'])
-  end = batches.begin + min(steps or batches.count, batches.count)
-  put = lambda step: jax.device_put(batches[step], shardings['batch'])
-  step = run.compiled(state, put(batches.begin), shardings['state'])
-  begun = last = time.perf_counter()
-  sums = []
-  for number in range(batches.begin + 1, end + 1):
-    state, metrics = step(state, put(number - 1))
+  state = first_state(spec, shardings['state'], batches.begin)
+  number, end = int(state['step']), batches.begin + min(steps or batches.count, batches.count)
+  losses = json.loads(DEV_LOSSES.read_text())['losses'] if DEV_LOSSES.exists() else []
+  losses = [loss for loss in losses if loss[0] <= number]
+  put = lambda batch: jax.device_put(batch, shardings['batch'])
+  step = run.compiled(state, put(batches[batches.begin]), shardings['state'])
+  evaluate = jax.jit(run.load('eval').call)
+  begin, begun = number, time.perf_counter()
+  last, sums = begun, []
+  while number < end and not out_of_patience(of_run, losses):
+    state, metrics = step(state, put(batches[number]))
+    number += 1
     sums.append((metrics['loss'], [metrics[name] for name in spec['tokens']]))
-    if number % LOGGED == 0 or number in (batches.begin + 1, end):
+    if number % LOGGED == 0 or number in (begin + 1, end):
       loss, tokens = float(sums[-1][0]), float(sum(x for _, of in jax.device_get(sums) for x in of))
       now = time.perf_counter()
       print(f'step {number}: loss {loss:.6g}, {tokens / (now - last):.0f} tokens/s', flush=True)
       if not np.isfinite(loss):
         raise SystemExit(f'the loss must stay finite; saw {loss} at step {number}')
       sums, last = [], now
-    if number in (*kept, end):
-      np.savez(FOLDER / f'weights_{number:08d}.npz', **jax.device_get(state['weights']))
-  print(f'{end - batches.begin} steps in {time.perf_counter() - begun:.1f} s')
+    if evaluated := number % of_run['eval_every'] == 0 or number == end:
+      losses.append([number, dev_loss(evaluate, state['weights'], map(put, dev))])
+      print(f'step {number}: dev loss {losses[-1][1]:.4f}', flush=True)
+      noted = json.dumps({'dev_text': of_run['dev_text'], 'losses': losses})
+      write(DEV_LOSSES, lambda path, text=noted: path.write_text(text))  # before the state: a kill leaves no gap
+      sums, last = [], time.perf_counter()
+    if evaluated or number in kept or (of_run['save_every'] and number % of_run['save_every'] == 0):
+      save(number, state)
+      drop_old(of_run, losses, kept)
+  print(f'{number - begin} steps in {time.perf_counter() - begun:.1f} s; packing')
+  for path in states().values():
+    pack(path)
+  if losses:
+    print('best dev loss {1:.4f} at step {0}'.format(*best_of(losses)))
+
+
+def first_state(spec: dict, shardings: dict, begin: int) -> dict:
+  """The state to go on from: of the newest file, or of the run."""
+  state, saved = run.initial_state(spec, shardings), states()
+  number = max(saved, default=begin)
+  path = saved.get(number, FOLDER / 'state.npz')
+  if path.exists():
+    with np.load(path) as arrays:
+      for part, prefix in PREFIXES.items():
+        for name in state[part]:
+          state[part][name] = jax.device_put(arrays[prefix + name], shardings[part][name])
+    print(f'going on from step {number}, {path.name}', flush=True)
+  state['step'] = jax.device_put(np.int32(number), shardings['step'])
+  return state
+
+
+def states() -> dict[int, pathlib.Path]:
+  """Files of states by step, the oldest first."""
+  return {int(path.stem.removeprefix('state_')): path for path in sorted(FOLDER.glob('state_*.npz'))}
+
+
+def save(number: int, state: dict) -> None:
+  """Writes the state of a step, if its weights are finite; packing waits for the end, as it takes longer than steps."""
+  parts = {part: jax.device_get(state[part]) for part in PREFIXES}
+  if bad := [name for name, x in parts['weights'].items() if not np.isfinite(x).all()]:
+    raise SystemExit(f'weights must stay finite; {bad[0]} is not at step {number}')
+  arrays = {prefix + name: x for part, prefix in PREFIXES.items() for name, x in parts[part].items()}
+  write(FOLDER / f'state_{number:08d}.npz', lambda path: np.savez(path, **arrays))
+
+
+def pack(path: pathlib.Path) -> None:
+  """Compresses a file of arrays; their values stay the same."""
+  with np.load(path) as file:
+    arrays = dict(file)
+  write(path, lambda packed: np.savez_compressed(packed, **arrays))
+
+
+def write(path: pathlib.Path, write_to) -> None:
+  """Writes a file whole or not at all."""
+  partial = path.with_name(f'partial{path.suffix}')
+  write_to(partial)
+  os.replace(partial, path)
+
+
+def dev_loss(evaluate, weights: dict, batches) -> float:
+  """Mean cross-entropy of a target token, in nats."""
+  sums = [evaluate(weights, batch) for batch in batches]
+  xent, tokens = (sum(float(of[name]) for of in sums) for name in ('xent', 'target_tokens'))
+  if not np.isfinite(xent):
+    raise SystemExit(f'the dev loss must stay finite; saw {xent}')
+  return xent / max(tokens, 1)
+
+
+def best_of(losses: list) -> list:
+  """[step, loss] of the least dev loss, the earliest of equals."""
+  return min(losses, key=lambda loss: loss[1], default=[None, None])
+
+
+def out_of_patience(of_run: dict, losses: list) -> bool:
+  """Whether `patience` evaluations have passed without a gain, with those that the run had made before."""
+  best, count = of_run['best'], of_run['evaluated_after']
+  for _, loss in losses:
+    best, count = (loss, 0) if best is None or loss < best else (best, count + 1)
+  return 0 < of_run['patience'] <= count
+
+
+def drop_old(of_run: dict, losses: list, kept: list[int]) -> None:
+  """Removes states that the run would not keep either: neither among the newest, nor the best, nor asked for."""
+  every, saved = of_run['keep_every'], states()
+  for number in list(saved)[: -of_run['keep_checkpoints']]:
+    if number != best_of(losses)[0] and number not in kept and not (every and number % every == 0):
+      saved[number].unlink()
 
 
 class Batches:
-  """Batches by step from batches.npz, which has every sentence once; see step_export/batches.py."""
+  """Batches by step from a file that has every sentence once; see step_export/batches.py."""
 
-  def __init__(self):
-    with np.load(FOLDER / 'batches.npz') as arrays:
+  def __init__(self, name: str):
+    with np.load(FOLDER / name) as arrays:
       self._arrays = dict(arrays)
     self.begin, (self.count, self._rows) = int(self._arrays['begin']), self._arrays['examples_in_row'].shape
     self._first = np.cumsum([0, *self._arrays['examples_in_row'].sum(1)])
@@ -88,7 +176,9 @@ class Batches:
 
 if __name__ == '__main__':
   parser = argparse.ArgumentParser(description='Trains with the step and batches exported to this folder.')
-  parser.add_argument('steps', type=int, nargs='?', help='as many; all that there are batches for by default')
-  parser.add_argument('--keep', type=lambda s: [int(x) for x in s.split(',')], default=[], help='steps to keep')
+  parser.add_argument('steps', type=int, nargs='?', help='of this export, with those made before; default: all')
+  parser.add_argument(
+    '--keep', type=lambda s: [int(x) for x in s.split(',')], default=[], help='steps to save and keep'
+  )
   options = parser.parse_args()
   main(options.steps, options.keep)
