@@ -22,8 +22,7 @@ class LayerNorm:
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    y_BTM = ops.layer_norm(tf.cast(x_BTM, tf.float32), theta['scale'], theta['bias'], self.epsilon)
-    return tf.cast(y_BTM, x_BTM.dtype)
+    return ops.layer_norm(x_BTM, theta['scale'], theta['bias'], self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)

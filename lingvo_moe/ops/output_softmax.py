@@ -17,7 +17,7 @@ from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.loops import counted, zeros_of
 from lingvo_moe.xla_sharding import shard
 
-CHUNK_BYTES = 2**30  # most bytes of the scores of a chunk on a device
+CHUNK_BYTES = 2**31  # most bytes of the scores of a chunk on a device
 
 # Score of a masked symbol: its exp is 0 beside that of any other, and label smoothing's share of it stays small.
 _MASKED = -100.0

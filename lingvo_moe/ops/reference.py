@@ -65,9 +65,10 @@ def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tenso
 
 def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
   """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 over the last axis, then scale and bias; float32."""
-  centred_BTM = x_BTM - tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
+  x32_BTM = tf.cast(x_BTM, tf.float32)
+  centred_BTM = x32_BTM - tf.reduce_mean(x32_BTM, axis=-1, keepdims=True)
   variance_BT1 = tf.reduce_mean(tf.square(centred_BTM), axis=-1, keepdims=True)
-  return centred_BTM * tf.math.rsqrt(variance_BT1 + epsilon) * scale_M + bias_M
+  return tf.cast(centred_BTM * tf.math.rsqrt(variance_BT1 + epsilon) * scale_M + bias_M, x_BTM.dtype)
 
 
 def softmax_cross_entropy(

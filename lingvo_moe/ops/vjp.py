@@ -4,7 +4,7 @@ Each function overrides the operation of its name in reference.py. The gradients
 passes over memory, or scatter where a gather is enough.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -15,37 +15,52 @@ from lingvo_moe.ops.reference import Places, lstm_cell
 from lingvo_moe.xla_sharding import shard
 
 
+def mean_and_variance(x_BTM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Mean and variance of the features of each token, float32 [B, T, 1]."""
+  x_BTM = tf.cast(x_BTM, tf.float32)
+  mean_BT1 = _mean(x_BTM)
+  return mean_BT1, _mean(tf.square(x_BTM - mean_BT1))
+
+
 def layer_norm(
-  x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float, once: Callable[..., list[tf.Tensor]] = list
+  x_BTM: tf.Tensor,
+  scale_M: tf.Tensor,
+  bias_M: tf.Tensor,
+  epsilon: float,
+  statistics: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = mean_and_variance,
+  once: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = list,
 ) -> tf.Tensor:
   """Layer norm; its vjp takes half the passes over [B, T, M] of the derived one.
 
   `once` returns tensors that a compiler computes once, where it would compute them again at each use.
   """
-  mean = lambda x_BTM: tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
 
   @custom_gradient
   def run(x_BTM, scale_M, bias_M):
-    mean_BT1 = mean(x_BTM)
-    rate_BT1 = tf.math.rsqrt(mean(tf.square(x_BTM - mean_BT1)) + epsilon)
-    mean_BT1, rate_BT1 = once([mean_BT1, rate_BT1])
-    unit_BTM = (x_BTM - mean_BT1) * rate_BT1
+    mean_BT1, variance_BT1 = once(statistics(x_BTM))
+    rate_BT1 = tf.math.rsqrt(variance_BT1 + epsilon)
+    unit_BTM = (tf.cast(x_BTM, tf.float32) - mean_BT1) * rate_BT1
 
     def grad(dy_BTM):
+      dy_BTM = tf.cast(once([dy_BTM])[0], tf.float32)
       dunit_BTM = dy_BTM * scale_M
       # The output does not change when all features shift alike, or in proportion to themselves: both parts are
       # removed.
-      dx_BTM = (dunit_BTM - mean(dunit_BTM) - unit_BTM * mean(dunit_BTM * unit_BTM)) * rate_BT1
-      return dx_BTM, sum_to_features(dy_BTM * unit_BTM), sum_to_features(dy_BTM)
+      dx_BTM = (dunit_BTM - _mean(dunit_BTM) - unit_BTM * _mean(dunit_BTM * unit_BTM)) * rate_BT1
+      return tf.cast(dx_BTM, x_BTM.dtype), sum_to_features(dy_BTM * unit_BTM), sum_to_features(dy_BTM)
 
-    return tf.nn.bias_add(unit_BTM * scale_M, bias_M), grad
+    return tf.cast(tf.nn.bias_add(unit_BTM * scale_M, bias_M), x_BTM.dtype), grad
 
   return run(x_BTM, scale_M, bias_M)
 
 
+def _mean(x_BTM):
+  return tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
+
+
 def sum_to_features(x: tf.Tensor) -> tf.Tensor:
   """Sum over all axes but the last by BiasAddGrad, a tenth of reduce_sum's time on CPUs."""
-  return tf.raw_ops.BiasAddGrad(out_backprop=x)
+  return tf.raw_ops.BiasAddGrad(out_backprop=tf.reshape(x, [-1, x.shape[-1]]))
 
 
 def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0):

@@ -1,6 +1,7 @@
 """XLA backend: all sizes are static, and a mesh may split every tensor."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -8,12 +9,13 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.ops import output_softmax, vjp
+from lingvo_moe.ops import output_softmax, reference, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.loops import counted, zeros_of
 
 BLOCK = 128  # rows of a block of grouped_ffn
+_TILE = 16  # columns that are added to a product in bfloat16: its units take 16 at a time
 
 
 def grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
@@ -113,6 +115,28 @@ def slots_per_round(slots: Size) -> Size:
   return slots
 
 
+def linear(x, weight, bias=None, activation=tf.identity, inputs=1):
+  """Linear map; in bfloat16 on one device the product [x, 1] [W; b], if an activation follows or x is of heads.
+
+  XLA's GPU compiler computes a ReLU in the kernel of a product, but not where a rounded bias stands between; and the
+  gradient of the bias is then a row of that of W, for which no gradient is read again. Features of heads are transposed
+  before, and written with the ones.
+  """
+  plain = activation is tf.identity and inputs == 1
+  if plain or bias is None or x.dtype != tf.bfloat16 or not _alone():
+    return reference.linear(x, weight, bias, activation, inputs)
+  shape, features = sizes(x)[: x.shape.rank - inputs], math.prod(weight.shape[:inputs])
+  x = tf.concat([tf.reshape(x, [*shape, features]), tf.ones([*shape, _TILE], x.dtype)], axis=-1)
+  rows = tf.pad(bias[tf.newaxis], [[0, _TILE - 1], [0, 0]])
+  return activation(reference.linear(x, tf.concat([tf.reshape(weight, [features, -1]), rows], axis=0)))
+
+
+def _alone() -> bool:
+  """Whether one device computes all, so that tensors may be joined along axes that a mesh would split."""
+  mesh = xla_sharding.current()
+  return mesh is None or mesh.num_devices == 1
+
+
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """Einsum; of bfloat16 activations and a float32 weight, such as output scores, one of bfloat16 summed in float32.
 
@@ -151,13 +175,27 @@ def relu(x: tf.Tensor) -> tf.Tensor:
   return run(x)
 
 
+def mean_and_variance(x_BTM):
+  """Statistics of layer norm; of x in bfloat16 in one pass over it, as mean x^2 - (mean x)^2.
+
+  Float32 is exact enough for that difference: where the mean is more than 2^8 deviations, x itself is rounded to less
+  than a deviation.
+  """
+  if x_BTM.dtype != tf.bfloat16:
+    return vjp.mean_and_variance(x_BTM)
+  x_BTM = tf.cast(x_BTM, tf.float32)
+  mean_BT1, square_BT1 = (tf.reduce_mean(x, axis=-1, keepdims=True) for x in (x_BTM, tf.square(x_BTM)))
+  return mean_BT1, tf.maximum(square_BT1 - tf.square(mean_BT1), 0.0)
+
+
 OVERRIDES: dict[str, Callable] = {
   **vjp.OVERRIDES,
   'combine_rows': functools.partial(vjp.combine_rows, einsum=True),
   'dispatch_rows': functools.partial(vjp.dispatch_rows, einsum=True),
   'grouped_ffn': grouped_ffn,
-  # Else XLA for GPUs writes and reads dy * unit in float32, for the sum that is the gradient of the scale.
-  'layer_norm': functools.partial(vjp.layer_norm, once=xla_sharding.barrier),
+  # Else XLA for GPUs writes and reads dy * unit and dy * scale in float32.
+  'layer_norm': functools.partial(vjp.layer_norm, statistics=mean_and_variance, once=xla_sharding.barrier),
+  'linear': linear,
   'loop_bound': loop_bound,
   'output_loss': output_softmax.output_loss_in_chunks,
   'product': product,

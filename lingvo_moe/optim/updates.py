@@ -1,6 +1,7 @@
 """Update of a state by gradients: of tensors, to a new state, or of variables in place where the backend says so."""
 
 import collections
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,15 +62,19 @@ def update(
   return {'step': step + 1, 'weights': new_weights, 'slots': stored(new_slots, slot_specs)}, norm
 
 
+_LARGE = 2**24  # elements of a weight above which another reading of it costs more than kernels of its own
+
+
 def _alike(specs: Specs) -> list[list[str]]:
   """Groups of names whose weights the backend updates at once, of equal size as far as may be; else each name alone.
 
-  Scanned stacks are few, and large: at once, they take more traffic on TPUs.
+  Scanned stacks and weights of experts are few, and large: at once, they take more memory traffic.
   """
   most = backend.current().updates_at_once
   alike = collections.defaultdict(list)
   for name, spec in specs.items():
-    alike[name if 'L' in spec.dims else (spec.shape, spec.dims, spec.factored, spec.dtype)].append(name)
+    large = 'L' in spec.dims or math.prod(spec.shape) > _LARGE
+    alike[name if large else (spec.shape, spec.dims, spec.factored, spec.dtype)].append(name)
   counts = ((names, -(-len(names) // most)) for names in alike.values())
   return [names[i::count] for names, count in counts for i in range(count)]
 
