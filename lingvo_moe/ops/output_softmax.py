@@ -14,7 +14,7 @@ from lingvo_moe.core.shapes import collected, dealt, sizes
 from lingvo_moe.ops import reference
 from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.custom_gradient import custom_gradient
-from lingvo_moe.ops.loops import counted, zeros_of
+from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
 
 CHUNK_BYTES = 2**31  # most bytes of the scores of a chunk on a device
@@ -102,8 +102,9 @@ def output_loss_in_chunks(x_BTM, table_VM, bias_V, label_BT, factor_BT, **settin
       sums = [d + tf.cast(dw, d.dtype) for d, dw in zip(dweights, more, strict=True)]
       return total + loss, update(xent_OBT, xent_BT), update(dx_OBTM, dx_BTM), *sums
 
-    zeros = [tf.zeros([]), zeros_of(factor_OBT, tf.float32), zeros_of(x_OBTM, x_OBTM.dtype)]
-    total, xent_OBT, dx_OBTM, *dweights = counted(count, add_chunk, *zeros, *(zeros_of(w, tf.float32) for w in weights))
+    zero = factor_OBT[0, 0, 0] * 0  # no constant, which TensorFlow would write out
+    zeros = [tf.broadcast_to(tf.cast(zero, x.dtype), sizes(x)) for x in (factor_OBT, x_OBTM, *weights)]
+    total, xent_OBT, dx_OBTM, *dweights = counted(count, add_chunk, zero, *zeros)
     whole = lambda x: shard(collected(x, shards * count), 'BTM'[: x.shape.rank - 1])
 
     def grad(_, dtotal):

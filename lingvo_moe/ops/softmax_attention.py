@@ -23,6 +23,19 @@ def heads_first(x_BTnK: tf.Tensor) -> tf.Tensor:
   return tf.einsum(f'BT{n}K->B{n}TK', x_BTnK)
 
 
+def masked_scores(scores_BnTU: tf.Tensor, mask_BnTU: tf.Tensor) -> tf.Tensor:
+  """Scores, float32, less a large number where the mask is false (0); axes of the mask of length one broadcast."""
+  return scores_BnTU + (1.0 - tf.cast(mask_BnTU, tf.float32)) * _MASKED
+
+
+def masked_by_choice(scores_BnTU: tf.Tensor, mask_BnTU: tf.Tensor) -> tf.Tensor:
+  """As masked_scores, for XLA, which keeps the mask as bytes then, and not as float32."""
+  return tf.where(tf.cast(mask_BnTU, tf.bool), scores_BnTU, scores_BnTU + _MASKED)
+
+
+_masked_scores = operation(masked_scores)
+
+
 def attention(
   q_BnTK: tf.Tensor,
   keys_BNUK: tf.Tensor,
@@ -50,13 +63,13 @@ def attention(
   """
   n = 'BN' if q_BnTK.shape.rank == 4 else 'BNQ'
   scores_BnTU = keep(attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
-  bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
   scores_BnTU = tf.cast(scores_BnTU, tf.float32)
   if logit_cap:
     scores_BnTU = logit_cap * tf.tanh(scores_BnTU / logit_cap)
   if relative_BnTU is not None:
     scores_BnTU += tf.cast(relative_BnTU, tf.float32)
-  weights_BnTU = tf.nn.softmax(scores_BnTU + (bias_B1TU if n == 'BN' else bias_B1TU[:, tf.newaxis]))
+  mask_BnTU = mask_BTU[:, tf.newaxis] if n == 'BN' else mask_BTU[:, tf.newaxis, tf.newaxis]
+  weights_BnTU = tf.nn.softmax(_masked_scores(scores_BnTU, mask_BnTU))
   probs_BnTU = prng.dropout(tf.cast(weights_BnTU, q_BnTK.dtype), dropout, key)
   y_BnTK = keep(attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
   y_BTnK = tf.einsum(f'{n}TK->BT{n[1:]}K', y_BnTK)

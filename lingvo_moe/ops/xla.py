@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.ops import output_softmax, reference, vjp
+from lingvo_moe.ops import output_softmax, reference, softmax_attention, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.loops import counted, zeros_of
@@ -197,6 +197,7 @@ OVERRIDES: dict[str, Callable] = {
   'layer_norm': functools.partial(vjp.layer_norm, statistics=mean_and_variance, once=xla_sharding.barrier),
   'linear': linear,
   'loop_bound': loop_bound,
+  'masked_scores': softmax_attention.masked_by_choice,
   'output_loss': output_softmax.output_loss_in_chunks,
   'product': product,
   'relu': relu,

@@ -113,6 +113,10 @@ CASES = {
   'attention, weights, capped': attention(with_weights=True, logit_cap=2.0, mask_rows=1),
   'attention, shared keys, relative': attention(2, relative=1, with_weights=True),
   'attention, relative by row': attention(relative=2, dropout=0.2),
+  'masked_scores': (
+    lambda x: ops.masked_scores(x, tf.constant(np.arange(20).reshape(1, 1, 4, 5) % 3 > 0)),
+    [floats(2, 3, 4, 5)],
+  ),
   'heads_first': (ops.heads_first, [floats(2, 4, 3, 6)]),
   'heads_first, shared keys': (ops.heads_first, [floats(2, 4, 3, 2, 6)]),
   'linear': linear((4, 5), 1, (2, 3, 4)),
