@@ -129,7 +129,7 @@ def embed(
   x_BTM = embedding.lookup(theta, ids_BT)
   if positions_BT is not None:
     x_BTM += settings.sinusoids(positions_BT, embedding.model_dim)
-  x_BTM = tf.cast(x_BTM, settings.activation_dtype if backend.current().bfloat16 else tf.float32)
+  x_BTM = ops.rounded(tf.cast(x_BTM, settings.activation_dtype if backend.current().bfloat16 else tf.float32))
   return prng.dropout(x_BTM, settings.input_dropout, prng.fold(key, 'input'))
 
 

@@ -11,6 +11,7 @@ from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 from lingvo_moe.ops.softmax_attention import attention_product as attention_product
 
 lookup = operation(reference.lookup)
+rounded = operation(reference.rounded)
 linear = operation(reference.linear)
 relu = operation(reference.relu)
 product = operation(reference.product)

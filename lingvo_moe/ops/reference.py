@@ -17,6 +17,11 @@ def lookup(table_VM: tf.Tensor, ids_BT: tf.Tensor) -> tf.Tensor:
   return tf.gather(table_VM, ids_BT)
 
 
+def rounded(x: tf.Tensor) -> tf.Tensor:
+  """Marks x, which a cast has rounded: no machine is to compute with what it was before."""
+  return x
+
+
 def linear(
   x: tf.Tensor,
   weight: tf.Tensor,

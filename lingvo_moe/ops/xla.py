@@ -137,6 +137,16 @@ def _alone() -> bool:
   return mesh is None or mesh.num_devices == 1
 
 
+def rounded(x: tf.Tensor) -> tf.Tensor:
+  """The tensor behind a barrier, if it has 16 bits; else XLA keeps the float32 values that it was made of for norms."""
+  return _computed(x) if x.dtype.size == 2 else x
+
+
+@custom_gradient
+def _computed(x):
+  return xla_sharding.barrier([x], compiled=True)[0], tf.identity
+
+
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """Einsum; of bfloat16 activations and a float32 weight, such as output scores, one of bfloat16 summed in float32.
 
@@ -201,6 +211,7 @@ OVERRIDES: dict[str, Callable] = {
   'output_loss': output_softmax.output_loss_in_chunks,
   'product': product,
   'relu': relu,
+  'rounded': rounded,
   'slots_per_round': slots_per_round,
   'write_cache': write_cache,
 }

@@ -124,6 +124,7 @@ CASES = {
   'linear, heads in': linear((2, 5, 4), 2, (2, 3, 2, 5)),
   **{f'product, {e}': product(e) for e in ('EGCM,EMH->EGCH', 'EGCH,EHM->EGCM', 'BTM,VM->BTV', 'GSM,MJ->GSJ')},
   'relu': (ops.relu, [floats(3, 5, 4)]),
+  'rounded': (lambda x: tf.cast(ops.rounded(tf.cast(x, tf.bfloat16)), tf.float32), [floats(3, 5)]),
   'lstm': lstm(),
   'lstm, projected': lstm(floats(6, 2)),
   'layer_norm': (lambda x, s, b: ops.layer_norm(x, s, b, 1e-6), [floats(2, 3, 4), floats(4), floats(4)]),
