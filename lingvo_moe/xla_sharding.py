@@ -236,6 +236,12 @@ def _bitcast_over_stages(values):
   return pfor.wrap(tf.bitcast(values.stacked_input(0), values.get_attr('type')), True)
 
 
+@pfor.RegisterPFor('XlaOptimizationBarrier')
+def _barrier_over_stages(values):
+  results = tf2xla.optimization_barrier(*(x.t for x in values.inputs))
+  return [pfor.wrap(y, x.is_stacked) for y, x in zip(results, values.inputs, strict=True)]
+
+
 def barrier(tensors: Sequence[tf.Tensor], compiled: bool = False) -> list[tf.Tensor]:
   """Optimization barrier: returns the tensors, each available only once all are.
 
@@ -257,15 +263,18 @@ def update_slice(x: tf.Tensor, part: tf.Tensor, begin: Sequence[int | tf.Tensor]
 def dot(equation: str, x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """Einsum 'ab,cb->ac' of two tensors, summed and returned in a type of more bits than theirs; only for XLA.
 
-  Letters that the result lacks are summed over; those of x stand before those of y in the result.
+  A letter that both have is summed over.
   """
-  x_axes, y_axes = equation.split('->')[0].split(',')
+  operands, axes = equation.split('->')
+  x_axes, y_axes = operands.split(',')
   summed = [letter for letter in x_axes if letter in y_axes]
   dimensions = xla_data_pb2.DotDimensionNumbers(
     lhs_contracting_dimensions=[x_axes.index(letter) for letter in summed],
     rhs_contracting_dimensions=[y_axes.index(letter) for letter in summed],
   )
-  return tf2xla.dot_general(x, y, dimensions, preferred_element_type=dtype)
+  made = [letter for letter in x_axes + y_axes if letter not in summed]
+  product = tf2xla.dot_general(x, y, dimensions, preferred_element_type=dtype)
+  return product if made == list(axes) else tf.transpose(product, [made.index(letter) for letter in axes])
 
 
 def custom_call(

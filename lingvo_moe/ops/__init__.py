@@ -1,7 +1,8 @@
 """Operations with an implementation per backend: `ops.linear(...)` calls the one of the backend in force.
 
-`reference.py` defines them; `backend.py` sets a backend; `cpu/`, `xla.py` and `gpu.py` are backends. Imports core and
-xla_sharding; layers, optimizers, searches and tasks import it.
+`reference.py`, `softmax_attention.py` and `output_softmax.py` define them; `backend.py` sets a backend; `cpu/`,
+`xla.py`, `gpu.py`, `cudnn.py` and `litert.py` are backends. Imports core and xla_sharding; layers, optimizers, searches
+and tasks import it.
 """
 
 from lingvo_moe.ops import output_softmax, reference, softmax_attention

@@ -15,15 +15,13 @@ from lingvo_moe.ops.custom_gradient import custom_gradient
 
 CALLS = ('__cudnn$fmhaScaleBiasSoftmax', '__cudnn$fmhaScaleBiasSoftmaxBackward')
 
-_MASKED = -1e9  # as in softmax_attention
-_TYPES = {tf.bfloat16: 'BF16', tf.float16: 'F16'}
 # Axes of products of [B, N, T, K] and [B, N, T, U]: those of x and y that are summed over; B and N are in all tensors.
 _FORWARD = {'bmm1': (3, 3), 'bmm2': (3, 2)}
 _BACKWARD = {'bmm1_grad_gemm1': (2, 2), 'bmm1_grad_gemm2': (3, 2), 'bmm2_grad_gemm1': (2, 2), 'bmm2_grad_gemm2': (3, 3)}
 
 
 def attention(q_BnTK, keys_BNUK, values_BNUK, mask_BTU, relative_BnTU=None, key=None, **settings):
-  """Attention by cuDNN in 16 bits with any mask; see softmax_attention.attention, which computes what cuDNN has not.
+  """Attention by cuDNN in bfloat16 with any mask; see softmax_attention.attention, which computes what cuDNN has not.
 
   That is dropout, whose numbers cuDNN would repeat at each step; relative positions; a cap of scores; weights that are
   asked for; heads of more than 128 features, or of a number that 8 does not divide; an odd number of positions.
@@ -33,7 +31,7 @@ def attention(q_BnTK, keys_BNUK, values_BNUK, mask_BTU, relative_BnTU=None, key=
   heads = q_BnTK.shape[1:-2]
   rows, length, features = sizes(q_BnTK)[0], q_BnTK.shape[-2], q_BnTK.shape[-1]
   bias_B1TU = tf.broadcast_to(
-    tf.cast((1.0 - tf.cast(mask_BTU, tf.float32)) * _MASKED, q_BnTK.dtype)[:, tf.newaxis],
+    tf.cast((1.0 - tf.cast(mask_BTU, tf.float32)) * softmax_attention.MASKED, q_BnTK.dtype)[:, tf.newaxis],
     [rows, 1, length, keys_BNUK.shape[2]],
   )
   q_BNTK = tf.reshape(q_BnTK, [rows, -1, length, features])  # query heads that share a key stand side by side
@@ -46,7 +44,9 @@ def supported(q_BnTK, keys_BNUK, relative_BnTU, key, dropout=0.0, logit_cap=0.0,
   """Whether cuDNN has this attention."""
   plain = relative_BnTU is None and not (dropout and key is not None) and not logit_cap and not with_weights
   features, lengths = q_BnTK.shape[-1], (q_BnTK.shape[-2], keys_BNUK.shape[2])
-  return plain and q_BnTK.dtype in _TYPES and features % 8 == 0 and features <= 128 and not any(n % 2 for n in lengths)
+  return (
+    plain and q_BnTK.dtype == tf.bfloat16 and features % 8 == 0 and features <= 128 and not any(n % 2 for n in lengths)
+  )
 
 
 @custom_gradient
@@ -77,7 +77,7 @@ def _call(backward: bool, operands, shapes, dtypes) -> list[tf.Tensor]:
     'is_paged_attention': False,
     'is_flash_attention': True,
     'intermediate_tensor_shape': {
-      'element_type': _TYPES[q_BNTK.dtype],
+      'element_type': 'BF16',
       'dimensions': [str(size) for size in scores],
       'layout': {'minor_to_major': ['3', '2', '1', '0']},
       'is_dynamic_dimension': [False] * 4,

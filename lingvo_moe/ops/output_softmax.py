@@ -77,7 +77,8 @@ def output_loss_in_chunks(x_BTM, table_VM, bias_V, label_BT, factor_BT, **settin
   """The loss, and its gradient with it, in a loop over chunks of rows of at most CHUNK_BYTES of scores on a device.
 
   No scores are kept for the gradient, and none computed twice, as in Hsu et al. (Liger Kernel, arXiv 2410.10989): the
-  result is a sum, whose gradient is that of each chunk times one number.
+  result is a sum, whose gradient is that of each chunk times one number. On a mesh, devices add up the gradient of the
+  table once a chunk.
   """
   mesh, rows = xla_sharding.current(), sizes(x_BTM)[0]
   shards = mesh.size(mesh.spec('B', ACTIVATIONS)[0]) if mesh else 1
@@ -119,4 +120,5 @@ def output_loss_in_chunks(x_BTM, table_VM, bias_V, label_BT, factor_BT, **settin
 
 def _number_of_chunks(rows: int, row_bytes: int) -> int:
   """Least divisor of the number of rows for which a chunk has at most CHUNK_BYTES, or the rows themselves."""
-  return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows // n * row_bytes <= CHUNK_BYTES or n == rows))
+  divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+  return next((n for n in divisors if rows // n * row_bytes <= CHUNK_BYTES), max(rows, 1))

@@ -69,7 +69,7 @@ def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tenso
 
 
 def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
-  """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 over the last axis, then scale and bias; float32."""
+  """Layer normalisation (Ba et al., 2016): mean 0, variance 1 over the last axis, then scale and bias, in float32."""
   x32_BTM = tf.cast(x_BTM, tf.float32)
   centred_BTM = x32_BTM - tf.reduce_mean(x32_BTM, axis=-1, keepdims=True)
   variance_BT1 = tf.reduce_mean(tf.square(centred_BTM), axis=-1, keepdims=True)

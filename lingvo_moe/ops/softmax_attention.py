@@ -9,7 +9,7 @@ from lingvo_moe.ops.remat import keep
 
 # Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
 # that is not masked, so masked positions do not change the result.
-_MASKED = -1e9
+MASKED = -1e9
 
 attention_product = operation(reference.attention_product)
 
@@ -25,12 +25,7 @@ def heads_first(x_BTnK: tf.Tensor) -> tf.Tensor:
 
 def masked_scores(scores_BnTU: tf.Tensor, mask_BnTU: tf.Tensor) -> tf.Tensor:
   """Scores, float32, less a large number where the mask is false (0); axes of the mask of length one broadcast."""
-  return scores_BnTU + (1.0 - tf.cast(mask_BnTU, tf.float32)) * _MASKED
-
-
-def masked_by_choice(scores_BnTU: tf.Tensor, mask_BnTU: tf.Tensor) -> tf.Tensor:
-  """As masked_scores, for XLA, which keeps the mask as bytes then, and not as float32."""
-  return tf.where(tf.cast(mask_BnTU, tf.bool), scores_BnTU, scores_BnTU + _MASKED)
+  return scores_BnTU + (1.0 - tf.cast(mask_BnTU, tf.float32)) * MASKED
 
 
 _masked_scores = operation(masked_scores)

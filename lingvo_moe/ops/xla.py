@@ -123,7 +123,7 @@ def linear(x, weight, bias=None, activation=tf.identity, inputs=1):
   before, and written with the ones.
   """
   plain = activation is tf.identity and inputs == 1
-  if plain or bias is None or x.dtype != tf.bfloat16 or not _alone():
+  if plain or bias is None or bias.shape.rank > 1 or x.dtype != tf.bfloat16 or not _alone():
     return reference.linear(x, weight, bias, activation, inputs)
   shape, features = sizes(x)[: x.shape.rank - inputs], math.prod(weight.shape[:inputs])
   x = tf.concat([tf.reshape(x, [*shape, features]), tf.ones([*shape, _TILE], x.dtype)], axis=-1)
@@ -152,9 +152,10 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
   A product of float32 takes twice the time on a GPU, and its gradient four times the memory traffic.
   """
-  if x.dtype == weight.dtype:
-    return vjp.product(equation, x, weight)
   x_axes, weight_axes, y_axes = vjp.split_equation(equation)
+  in_all = {*x_axes} & {*weight_axes} & {*y_axes}  # E of experts
+  if x.dtype != tf.bfloat16 or weight.dtype != tf.float32 or in_all:
+    return vjp.product(equation, x, weight)
 
   @custom_gradient
   def run(x, weight):
@@ -188,14 +189,19 @@ def relu(x: tf.Tensor) -> tf.Tensor:
 def mean_and_variance(x_BTM):
   """Statistics of layer norm; of x in bfloat16 in one pass over it, as mean x^2 - (mean x)^2.
 
-  Float32 is exact enough for that difference: where the mean is more than 2^8 deviations, x itself is rounded to less
-  than a deviation.
+  Float32 is exact enough for that difference: where the mean is more than 2^8 deviations, bfloat16 has rounded x
+  by about a deviation already.
   """
   if x_BTM.dtype != tf.bfloat16:
     return vjp.mean_and_variance(x_BTM)
   x_BTM = tf.cast(x_BTM, tf.float32)
   mean_BT1, square_BT1 = (tf.reduce_mean(x, axis=-1, keepdims=True) for x in (x_BTM, tf.square(x_BTM)))
   return mean_BT1, tf.maximum(square_BT1 - tf.square(mean_BT1), 0.0)
+
+
+def masked_scores(scores_BnTU, mask_BnTU):
+  """Scores by a choice, so that the mask is kept as bytes and not as float32."""
+  return tf.where(tf.cast(mask_BnTU, tf.bool), scores_BnTU, scores_BnTU + softmax_attention.MASKED)
 
 
 OVERRIDES: dict[str, Callable] = {
@@ -207,7 +213,7 @@ OVERRIDES: dict[str, Callable] = {
   'layer_norm': functools.partial(vjp.layer_norm, statistics=mean_and_variance, once=xla_sharding.barrier),
   'linear': linear,
   'loop_bound': loop_bound,
-  'masked_scores': softmax_attention.masked_by_choice,
+  'masked_scores': masked_scores,
   'output_loss': output_softmax.output_loss_in_chunks,
   'product': product,
   'relu': relu,

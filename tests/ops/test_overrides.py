@@ -16,6 +16,7 @@ from lingvo_moe.layers.gates.top2 import top2_gating
 from lingvo_moe.ops import backend, cpu, gpu, loops, output_softmax, reference, softmax_attention, xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import kernels
+from lingvo_moe.ops.custom_gradient import pull_back
 
 RNG = np.random.default_rng(0)
 CPU = Backend('cpu', cpu.OVERRIDES, 'grouped')
@@ -125,6 +126,7 @@ CASES = {
   **{f'product, {e}': product(e) for e in ('EGCM,EMH->EGCH', 'EGCH,EHM->EGCM', 'BTM,VM->BTV', 'GSM,MJ->GSJ')},
   'relu': (ops.relu, [floats(3, 5, 4)]),
   'rounded': (lambda x: tf.cast(ops.rounded(tf.cast(x, tf.bfloat16)), tf.float32), [floats(3, 5)]),
+  'relu, of a product': (lambda x, w: ops.relu(ops.linear(x, w)), [floats(3, 5, 4), floats(4, 6)]),
   'lstm': lstm(),
   'lstm, projected': lstm(floats(6, 2)),
   'layer_norm': (lambda x, s, b: ops.layer_norm(x, s, b, 1e-6), [floats(2, 3, 4), floats(4), floats(4)]),
@@ -210,6 +212,35 @@ def test_products_in_bfloat16_are_near_the_float32_reference(name, mixed, monkey
     scale = np.max(np.abs(want), initial=1e-3)
     np.testing.assert_allclose(a, want, atol=0.03 * scale)
     np.testing.assert_allclose(a, b, atol=0.03 * scale)
+
+
+@pytest.mark.parametrize('equation', ['BTM,VM->BTV', 'GSM,MJ->GSJ', 'EGCM,EMH->EGCH'])
+def test_xla_sums_products_of_bfloat16_and_a_float32_weight_in_float32(equation, monkeypatch):
+  name = f'product, {equation}'
+  f, (x, weight) = CASES[name] if name in CASES else product(equation)
+  x = tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
+  weight = tf.cast(tf.cast(weight, tf.bfloat16), tf.float32)
+  narrow = lambda x, weight: f(tf.cast(x, tf.bfloat16), weight)
+  monkeypatch.setitem(CASES, 'product, exact', (f, [x, weight]))
+  monkeypatch.setitem(CASES, 'product, narrow', (narrow, [x, weight]))
+  want = values_and_gradients('product, exact', backend.REFERENCE, gradients=True)
+  got = values_and_gradients('product, narrow', xla.BACKEND, gradients=True, compiled=True)
+  for a, b in zip(got, want, strict=True):
+    np.testing.assert_allclose(a, b, atol=0.01 * np.max(np.abs(b)))
+
+
+def test_stages_of_a_pipeline_compute_norms_and_activations_together():
+  norm = lambda x_TM: ops.layer_norm(ops.relu(x_TM), tf.ones([4]), tf.zeros([4]), 1e-6)
+  of_stage = lambda x_TM: pull_back(norm, [x_TM], [tf.sin(norm(x_TM))])[0]
+
+  def by(in_force, x_ZTM):
+    with xla_sharding.use(Mesh.parse('stage:2')), backend.use(in_force):
+      return xla_sharding.over_stages(of_stage, x_ZTM)
+
+  x_ZTM = floats(2, 3, 4)
+  got = tf.function(lambda x: by(xla.BACKEND, x), autograph=False, jit_compile=True)(x_ZTM)
+  want = tf.stack([pull_back(norm, [x_TM], [tf.sin(norm(x_TM))])[0] for x_TM in x_ZTM])
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', of_operation('grouped_ffn'))

@@ -29,7 +29,7 @@ def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0):
       if smoothing:
         pull_BTV -= smoothing / tf.cast(vocab_size, tf.float32)
       dlogits_FV = tf.reshape(pull_BTV * dloss_BT[..., tf.newaxis], [-1, vocab_size])
-      label_F2 = tf.stack([tf.range(rows * length), tf.reshape(label_BT, [-1])], axis=-1)
+      label_F2 = tf.stack([tf.range(rows * length), tf.cast(tf.reshape(label_BT, [-1]), tf.int32)], axis=-1)
       dlabel_F = (1.0 - smoothing) * tf.reshape(dloss_BT, [-1])
       return tf.reshape(tf.tensor_scatter_nd_sub(dlogits_FV, label_F2, dlabel_F), sizes(p_BTV))
 

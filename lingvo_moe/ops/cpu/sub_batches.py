@@ -21,14 +21,15 @@ def by_rows(operation: Callable[..., Any], places: Sequence[int] = (0,)) -> Call
   """The operation, computed side by side for sub-batches of rows of the arguments at these places.
 
   For steps that program.py does not divide in parts, as all rows are one group of a MoE layer. A vector at the first
-  place has no rows. None, and an axis of length one, belong to every sub-batch; a scalar, such as one random key for
-  all rows, makes all rows one. An argument that such an operation has joined is taken in the parts that it was made of:
-  cores then wait for each other, and copy rows, only where another operation takes all of them.
+  place has no rows. None, and an axis of length one, belong to every sub-batch; with a scalar, such as one random key
+  for all rows, rows are not divided. An argument that such an operation has joined is taken in the parts that it was
+  made of: cores then wait for each other, and copy rows, only where another operation takes all of them. A tape that
+  watches a joined result does not see what is computed from its parts: watch an identity of it, as pull_back does.
   """
 
   @functools.wraps(operation)
   def run(*args, **kwargs):
-    in_force, given = backend.current(), [args[place] for place in places]
+    in_force, given = backend.current(), [args[place] for place in places if place < len(args)]
     number, ranks = in_force.sub_batches, [len(x.shape) for x in given if x is not None]
     if number == 1 or ranks[0] < 2 or 0 in ranks or given[0].shape[0] == 1:
       return operation(*args, **kwargs)
