@@ -152,7 +152,8 @@ class ModelConfig(BatchConfig):
   activation_dtype: str = field(
     'float32',
     'Type of activations. Weights, their updates, gates, norms and softmaxes are float32 in any case; so are output '
-    'scores, except in training on a CPU. A CPU without units for bfloat16 computes in float32, and the job says so.',
+    'scores, except in training on a CPU (under XLA their table is rounded to bfloat16). A CPU without units for '
+    'bfloat16 computes in float32, and the job says so.',
     choices=('float32', 'bfloat16'),
   )
   micro_batches: int = changeable(
