@@ -57,6 +57,8 @@ def export(run, name, config) -> None:
   import step_export
   from step_export import batches
 
+  from lingvo_moe.addons.analysis import flops
+  from lingvo_moe.core.errors import UserError
   from lingvo_moe.core.mesh import Mesh
   from lingvo_moe.run import warm_start
   from lingvo_moe.storage import new_folder
@@ -69,12 +71,15 @@ def export(run, name, config) -> None:
   with new_folder.writing(_OUT.value) as folder:
     file = lambda name: os.path.join(folder, name)
     first = {key: np.asarray(x) for key, x in next(iter(stream.dataset(step))).items()}
-    step_export.save(folder, name, program, mesh, first, task.token_counts)
+    made = sum(flops.train_step(config).values())
+    step_export.save(folder, name, program, mesh, first, task.token_counts, flops=made)
     arrays = ({key: x.numpy() for key, x in batch.items()} for batch in stream.dataset(step))
     batches.save(file('batches.npz'), arrays, step, _STEPS.value)
     # An exported step has one shape of batches. The dev loss depends on no shape.
     of_one_length = task_of(dataclasses.replace(config, boundaries=(config.max_length,)))
     dev = [{key: batch[key] for key in first} for batch in of_one_length.dev_input(run.cache_dir, feed)]
+    if not dev:
+      raise UserError(f'a run goes on elsewhere by its dev loss; the dev text of {run.path} has no sentence')
     batches.save(file('dev.npz'), dev, 0, len(dev))
     step_export.save_eval(folder, program, mesh, dev[0])
     dev_text, best = task.dev_input(run.cache_dir, feed).content_hash, checkpoints.best()
@@ -100,7 +105,7 @@ def take(run, config) -> None:
 
   program, checkpoints = config.program(), run.checkpoints(keep=sys.maxsize)
   before, shapes = checkpoints.latest() or 0, shapes_of(program)
-  found = sorted(glob.glob(os.path.join(glob.escape(_TAKE.value), 'state_*.npz')))
+  found = sorted(glob.glob(os.path.join(glob.escape(_TAKE.value), f'state_{"[0-9]" * 8}.npz')))
   paths = {int(os.path.basename(path).removeprefix('state_').removesuffix('.npz')): path for path in found}
   if not paths:
     raise UserError(f'--take={_TAKE.value} has state_<step>.npz, which train.py writes; saw none: run it there')

@@ -130,6 +130,7 @@ def test_training_elsewhere_keeps_the_best_and_ends_when_it_has_no_patience_left
   monkeypatch.setattr(sys, 'path', [str(TOOL.parent / 'step_export'), *sys.path])
   elsewhere = pytest.importorskip('train')
   monkeypatch.setattr(elsewhere, 'FOLDER', tmp_path)
+  (tmp_path / 'state_copy.npz').touch()  # no state of a step
   for step in (10, 20, 25, 30, 40, 50):
     (tmp_path / f'state_{step:08d}.npz').touch()
   losses = [[10, 1.5], [20, 1.2], [30, 1.2], [40, 1.4], [50, 1.3]]

@@ -81,7 +81,7 @@ def first_state(spec: dict, shardings: dict, begin: int) -> dict:
 
 def states() -> dict[int, pathlib.Path]:
   """Files of states by step, the oldest first."""
-  return {int(path.stem.removeprefix('state_')): path for path in sorted(FOLDER.glob('state_*.npz'))}
+  return {int(path.stem.removeprefix('state_')): path for path in sorted(FOLDER.glob(f'state_{"[0-9]" * 8}.npz'))}
 
 
 def save(number: int, state: dict) -> None:
@@ -181,4 +181,6 @@ if __name__ == '__main__':
     '--keep', type=lambda s: [int(x) for x in s.split(',')], default=[], help='steps to save and keep'
   )
   options = parser.parse_args()
+  if options.steps is not None and options.steps < 1:
+    parser.error(f'steps are at least 1; saw {options.steps}')
   main(options.steps, options.keep)
