@@ -200,7 +200,9 @@ def mean_and_variance(x_BTM):
 
 
 def masked_scores(scores_BnTU, mask_BnTU):
-  """Scores by a choice, so that the mask is kept as bytes and not as float32."""
+  """Scores by a choice, so that one device keeps the mask as bytes; TPUs' programs for a mesh are smaller without."""
+  if not _alone():
+    return softmax_attention.masked_scores(scores_BnTU, mask_BnTU)
   return tf.where(tf.cast(mask_BnTU, tf.bool), scores_BnTU, scores_BnTU + softmax_attention.MASKED)
 
 
