@@ -10,7 +10,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant, Glorot, Normal, Specs, Theta, WeightSpec
 from lingvo_moe.layers.gates.gate import gate_logits, gate_weight
 from lingvo_moe.ops import backend
-from lingvo_moe.ops.output_softmax import output_scores
+from lingvo_moe.ops.output_softmax import output_scores, weighted_loss
 from lingvo_moe.xla_sharding import shard
 
 
@@ -41,19 +41,12 @@ class Embedding:
       return output_scores(x_BTM, theta['table'], theta.get('bias'), self.logit_scale, self.masked_symbols)
 
   def loss(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    label_BT: tf.Tensor,
-    factor_BT: tf.Tensor,
-    smoothing: float = 0.0,
-    z_weight: float = 0.0,
+    self, theta: Theta, x_BTM: tf.Tensor, label_BT: tf.Tensor, factor_BT: tf.Tensor, **settings: float
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cross-entropy of labels [B, T], and the sum of factor times the loss to minimise; see ops.output_loss."""
+    """Cross-entropy of labels [B, T], and the sum of factor times the loss to minimise; settings: ops.output_loss."""
     scores = {'scale': self.logit_scale, 'masked_symbols': self.masked_symbols}
-    weights = theta['table'], theta.get('bias')
     with tf.name_scope('softmax'):
-      return ops.output_loss(x_BTM, *weights, label_BT, factor_BT, **scores, smoothing=smoothing, z_weight=z_weight)
+      return ops.output_loss(x_BTM, theta['table'], theta.get('bias'), label_BT, factor_BT, **scores, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +75,12 @@ class CompetingOutputs:
     return tf.reduce_logsumexp(tf.stack(scores), axis=0)
 
   def loss(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    label_BT: tf.Tensor,
-    factor_BT: tf.Tensor,
-    smoothing: float = 0.0,
-    z_weight: float = 0.0,
+    self, theta: Theta, x_BTM: tf.Tensor, label_BT: tf.Tensor, factor_BT: tf.Tensor, **settings: float
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """As Embedding.loss."""
+    """Cross-entropy of labels, and the sum of factor times the loss to minimise; see Embedding.loss."""
     logits_BTV = self.logits(theta, x_BTM)
     with tf.name_scope('softmax'):
-      xent_BT, loss_BT = ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, z_weight)
-    return xent_BT, tf.reduce_sum(loss_BT * factor_BT)
+      return weighted_loss(logits_BTV, label_BT, factor_BT, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.reference import Places as Places
 from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 from lingvo_moe.ops.softmax_attention import attention_product as attention_product
+from lingvo_moe.ops.softmax_attention import masked_scores as masked_scores
 
 lookup = operation(reference.lookup)
 rounded = operation(reference.rounded)
@@ -20,7 +21,6 @@ beside_experts = operation(reference.beside_experts)
 to_experts = operation(reference.to_experts)
 from_experts = operation(reference.from_experts)
 heads_first = operation(softmax_attention.heads_first)
-masked_scores = operation(softmax_attention.masked_scores)
 attention = operation(softmax_attention.attention)
 layer_norm = operation(reference.layer_norm)
 lstm = operation(reference.lstm)

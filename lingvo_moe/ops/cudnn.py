@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.ops import softmax_attention, xla
+from lingvo_moe.ops import reference, softmax_attention, xla
 from lingvo_moe.ops.custom_gradient import custom_gradient
 
 CALLS = ('__cudnn$fmhaScaleBiasSoftmax', '__cudnn$fmhaScaleBiasSoftmaxBackward')
@@ -31,7 +31,7 @@ def attention(q_BnTK, keys_BNUK, values_BNUK, mask_BTU, relative_BnTU=None, key=
   heads = q_BnTK.shape[1:-2]
   rows, length, features = sizes(q_BnTK)[0], q_BnTK.shape[-2], q_BnTK.shape[-1]
   bias_B1TU = tf.broadcast_to(
-    tf.cast((1.0 - tf.cast(mask_BTU, tf.float32)) * softmax_attention.MASKED, q_BnTK.dtype)[:, tf.newaxis],
+    tf.cast((1.0 - tf.cast(mask_BTU, tf.float32)) * reference.MASKED, q_BnTK.dtype)[:, tf.newaxis],
     [rows, 1, length, keys_BNUK.shape[2]],
   )
   q_BNTK = tf.reshape(q_BnTK, [rows, -1, length, features])  # query heads that share a key stand side by side

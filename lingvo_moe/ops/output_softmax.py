@@ -69,6 +69,13 @@ def output_loss(
     z_weight: see reference.softmax_cross_entropy.
   """
   logits_BTV = output_scores(x_BTM, table_VM, bias_V, scale, masked_symbols)
+  return weighted_loss(logits_BTV, label_BT, factor_BT, smoothing, z_weight)
+
+
+def weighted_loss(
+  logits_BTV: tf.Tensor, label_BT: tf.Tensor, factor_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Cross-entropy of labels, given the scores; see output_loss."""
   xent_BT, loss_BT = _softmax_cross_entropy(logits_BTV, label_BT, smoothing, z_weight)
   return xent_BT, tf.reduce_sum(loss_BT * factor_BT)
 

@@ -11,6 +11,10 @@ import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
 
+# Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
+# that is not masked, so masked positions do not change the result.
+MASKED = -1e9
+
 
 def lookup(table_VM: tf.Tensor, ids_BT: tf.Tensor) -> tf.Tensor:
   """Rows [B, T, M] of an embedding table."""
@@ -66,6 +70,11 @@ def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tenso
   Keys and values are tensors, or what write_cache of the same backend returned.
   """
   return tf.einsum(equation, x, cache)
+
+
+def masked_scores(scores_BnTU: tf.Tensor, mask_BnTU: tf.Tensor) -> tf.Tensor:
+  """Scores, float32, less a large number where the mask is false (0); axes of the mask of length one broadcast."""
+  return scores_BnTU + (1.0 - tf.cast(mask_BnTU, tf.float32)) * MASKED
 
 
 def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:

@@ -7,11 +7,8 @@ from lingvo_moe.ops import reference
 from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.remat import keep
 
-# Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
-# that is not masked, so masked positions do not change the result.
-MASKED = -1e9
-
 attention_product = operation(reference.attention_product)
+masked_scores = operation(reference.masked_scores)
 
 
 def heads_first(x_BTnK: tf.Tensor) -> tf.Tensor:
@@ -21,14 +18,6 @@ def heads_first(x_BTnK: tf.Tensor) -> tf.Tensor:
   """
   n = 'N' if x_BTnK.shape.rank == 4 else 'NQ'
   return tf.einsum(f'BT{n}K->B{n}TK', x_BTnK)
-
-
-def masked_scores(scores_BnTU: tf.Tensor, mask_BnTU: tf.Tensor) -> tf.Tensor:
-  """Scores, float32, less a large number where the mask is false (0); axes of the mask of length one broadcast."""
-  return scores_BnTU + (1.0 - tf.cast(mask_BnTU, tf.float32)) * MASKED
-
-
-_masked_scores = operation(masked_scores)
 
 
 def attention(
@@ -64,7 +53,7 @@ def attention(
   if relative_BnTU is not None:
     scores_BnTU += tf.cast(relative_BnTU, tf.float32)
   mask_BnTU = mask_BTU[:, tf.newaxis] if n == 'BN' else mask_BTU[:, tf.newaxis, tf.newaxis]
-  weights_BnTU = tf.nn.softmax(_masked_scores(scores_BnTU, mask_BnTU))
+  weights_BnTU = tf.nn.softmax(masked_scores(scores_BnTU, mask_BnTU))
   probs_BnTU = prng.dropout(tf.cast(weights_BnTU, q_BnTK.dtype), dropout, key)
   y_BnTK = keep(attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
   y_BTnK = tf.einsum(f'{n}TK->BT{n[1:]}K', y_BnTK)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.ops import output_softmax, reference, softmax_attention, vjp
+from lingvo_moe.ops import output_softmax, reference, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.loops import counted, zeros_of
@@ -202,8 +202,8 @@ def mean_and_variance(x_BTM):
 def masked_scores(scores_BnTU, mask_BnTU):
   """Scores by a choice, so that one device keeps the mask as bytes; TPUs' programs for a mesh are smaller without."""
   if not _alone():
-    return softmax_attention.masked_scores(scores_BnTU, mask_BnTU)
-  return tf.where(tf.cast(mask_BnTU, tf.bool), scores_BnTU, scores_BnTU + softmax_attention.MASKED)
+    return reference.masked_scores(scores_BnTU, mask_BnTU)
+  return tf.where(tf.cast(mask_BnTU, tf.bool), scores_BnTU, scores_BnTU + reference.MASKED)
 
 
 OVERRIDES: dict[str, Callable] = {

@@ -15,6 +15,8 @@ from lingvo_moe.optim.optimizer import Optimizer, clip_by_global_norm
 
 Specs = Mapping[str, WeightSpec]  # by flat name
 
+_LARGE = 2**24  # elements of a weight above which another reading of it costs more than kernels of its own
+
 
 def update(
   optimizer: Optimizer,
@@ -60,9 +62,6 @@ def update(
   new_weights = stored({**weights, **updated}, weight_specs)
   new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
   return {'step': step + 1, 'weights': new_weights, 'slots': stored(new_slots, slot_specs)}, norm
-
-
-_LARGE = 2**24  # elements of a weight above which another reading of it costs more than kernels of its own
 
 
 def _alike(specs: Specs) -> list[list[str]]:

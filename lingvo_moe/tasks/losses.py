@@ -73,7 +73,8 @@ def token_loss(
   if LOSS_FACTORS in batch:
     factor_BT *= tf.cast(batch[LOSS_FACTORS], tf.float32) / 1000
   smoothing = settings.label_smoothing if training else 0.0
-  xent_BT, loss_sum = output.loss(theta, x_BTM, label_BT, factor_BT, smoothing, settings.z_loss_weight)
+  weights = {'smoothing': smoothing, 'z_weight': settings.z_loss_weight}
+  xent_BT, loss_sum = output.loss(theta, x_BTM, label_BT, factor_BT, **weights)
   target_tokens = tf.reduce_sum(real_BT)
   aux_loss, z_loss = gate_losses(routing, totals)
   loss = loss_sum / tf.maximum(totals['target_tokens'] if totals else target_tokens, 1.0)
