@@ -5,6 +5,7 @@ XLA's GPU compiler knows them as custom calls (`__cudnn$fmha...`). Compiled for 
 
 import dataclasses
 import json
+import warnings
 
 import tensorflow as tf
 
@@ -12,6 +13,11 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.ops import reference, softmax_attention, xla
 from lingvo_moe.ops.custom_gradient import custom_gradient
+
+_NOT_BY_CUDNN = (
+  "some attention is computed without cuDNN's kernels, which are for bfloat16, heads of a multiple of 8 features up to "
+  '128, and even lengths, without dropout of weights, relative positions, capped scores and weights that are asked for'
+)
 
 CALLS = ('__cudnn$fmhaScaleBiasSoftmax', '__cudnn$fmhaScaleBiasSoftmaxBackward')
 
@@ -27,6 +33,7 @@ def attention(q_BnTK, keys_BNUK, values_BNUK, mask_BTU, relative_BnTU=None, key=
   asked for; heads of more than 128 features, or of a number that 8 does not divide; an odd number of positions.
   """
   if not supported(q_BnTK, keys_BNUK, relative_BnTU, key, **settings):
+    warnings.warn(_NOT_BY_CUDNN, stacklevel=2)  # shown once
     return softmax_attention.attention(q_BnTK, keys_BNUK, values_BNUK, mask_BTU, relative_BnTU, key, **settings)
   heads = q_BnTK.shape[1:-2]
   rows, length, features = sizes(q_BnTK)[0], q_BnTK.shape[-2], q_BnTK.shape[-1]
