@@ -193,13 +193,14 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
     {'q': 'ab', 'ban': ['longest']},
     run=run,
   )
+  places = lambda spans: {'source_spans': spans, 'target_spans': spans}
   assert found[0] == (
     200,
     {
       'translatedText': ['ba', ''],
       'alignments': [
-        [{'source': 'a b', 'target': 'b a', 'pairs': '1-0 0-1'}],
-        [{'source': '', 'target': '', 'pairs': ''}],
+        [{'source': 'a b', 'target': 'b a', 'pairs': '1-0 0-1', **places([[0, 1], [1, 2]])}],
+        [{'source': '', 'target': '', 'pairs': '', **places([])}],
       ],
     },
   )
@@ -729,6 +730,7 @@ def test_health_languages_metrics_and_errors_of_paths():
     'checkpoint': 'step 3, the newest',
     'continues_text': False,
     'waiting_lines': 0,
+    'limits': {'body': 1 << 20, 'file': 10 << 20, 'prompt': 2000},
   }
   assert read['/health'] == (200, ok) and drains == (503, 'draining') and refused == (503, True)
   assert read['/languages'] == (
@@ -777,7 +779,7 @@ def test_the_page_asks_nobody_else_and_labels_its_fields():
   fields = re.findall(r'<(?:textarea|select|output|input)[^>]* id="(\w+)"', html) + re.findall(
     r'<select id="(\w+)"', html
   )
-  assert set(fields) == {'q', 'source', 'target', 'result', 'alternatives', 'temperature', 'tokens'} and all(
+  assert set(fields) == {'q', 'source', 'target', 'result', 'alternatives', 'temperature', 'tokens', 'file'} and all(
     f'<label for="{f}"' in html for f in fields
   )
   assert '<html lang="en">' in html and 'role="status"' in html
