@@ -1,4 +1,4 @@
-"""m4mini: 100 languages into English and out of it, GShard's setting at a small scale; every model trains on one core of a CPU.
+"""m4mini: 100 languages into English and out of it, GShard's setting in a size that one core of a CPU trains.
 
 The corpus lies in <data_dir>/<iso639-3>-en/{train,dev,test}.{<iso639-3>,en}[.gz]. Sizes of the languages follow a power
 law (29,000 pairs to a few hundred in the set these values were chosen for), hence the temperature. Many scripts share
