@@ -6,7 +6,7 @@ from statistics import fmean
 from lingvo_moe.addons.report import figures, training_section, verdict
 from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
-from lingvo_moe.addons.report.verdict import Finding, Points
+from lingvo_moe.addons.report.verdict import Judgement, Points
 from lingvo_moe.storage import log_directory
 from lingvo_moe.storage.log_directory import number
 
@@ -25,7 +25,7 @@ def section(records: Sequence[RunRecord]) -> Html:
   return join(parts)
 
 
-def findings(record: RunRecord) -> list[Finding]:
+def findings(record: RunRecord) -> list[Judgement]:
   """The verdict on a run with a log: what its numbers say."""
   steps, latest = record.steps, record.steps[-max(1, len(record.steps) // 10) :]
   mean = lambda name: fmean([y for line in latest if (y := number(line.get(name))) is not None] or [0.0])
@@ -54,7 +54,7 @@ def _points(lines: Sequence[dict], name: str) -> Points:
   return [(line['step'], y) for line in lines if (y := number(line.get(name))) is not None]
 
 
-def _list(found: Sequence[Finding]) -> Html:
+def _list(found: Sequence[Judgement]) -> Html:
   items = []
   for kind, headline, said, advice in found:
     tried = [' Try ', tag('em', advice), '.'] if advice else []
