@@ -39,7 +39,8 @@ for (const figure of document.querySelectorAll('figure:has(> svg[data-x])')) {
     const [box, outer] = [svg, figure].map(element => element.getBoundingClientRect());
     const left = box.left - outer.left + at / svg.viewBox.baseVal.width * box.width, width = tip.offsetWidth;
     tip.style.left = `${Math.max(0, left + width + 20 < outer.width ? left + 12 : left - width - 12)}px`;
-    tip.style.top = `${box.top - outer.top + 8}px`;
+    const below = tip.offsetHeight > box.height / 2;  // where it would hide the curves
+    tip.style.top = `${(below ? box.bottom : box.top + 8) - outer.top}px`;
   };
   const pointed = ({clientX}) => {
     const {left, width} = svg.getBoundingClientRect();
