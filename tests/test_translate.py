@@ -149,6 +149,17 @@ def test_a_line_of_several_sentences_is_translated_by_sentence(run):
   assert run_lines(run, ['Eno owt. Eerht.'], split_sentences='never').getvalue() != f'{one.text} {two.text}\n'
 
 
+def test_placeholders_are_kept_from_the_model_unless_that_is_turned_off(run, capsys):
+  lines = ['eno {{x}}', '{{x}}: %d', 'eno', 'owt %s eno %s']
+  found = run_lines(run, lines).getvalue().split('\n')
+  plain = texts(expected(run, ['eno', 'owt eno']))
+  assert found[0].count('{{x}}') == 1 and ''.join(found[0].replace('{{x}}', '').split()) == ''.join(plain[0].split())
+  assert found[1:3] == ['{{x}}: %d', plain[0]]
+  assert found[3].count('%s') == 2 and ''.join(found[3].replace('%s', '').split()) == ''.join(plain[1].split())
+  assert run_lines(run, lines, placeholders=False).getvalue().split('\n')[:-1] == texts(expected(run, lines))
+  assert 'lost' not in capsys.readouterr().err
+
+
 def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):
   output = Output()
   with pytest.raises(UserError, match=r"line 3 of standard input is not \(byte 4: b'\\xe4t'\): convert it"):

@@ -21,6 +21,7 @@ from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import language_tags
+from lingvo_moe.text.repetition import FIELDS
 from lingvo_moe.text.request import SEARCH
 from lingvo_moe.text.sentences import TrainingLines
 
@@ -179,7 +180,7 @@ class TranslationTask(task.Task):
     engine_graphs.require(config)
     source, target = self.vocabs
     names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
-    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH
+    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
