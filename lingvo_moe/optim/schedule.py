@@ -46,6 +46,23 @@ class WarmupInverseSquareRoot:
     return self.peak * tf.minimum(t / self.warmup, tf.math.rsqrt(t / self.warmup))
 
 
+@dataclasses.dataclass(frozen=True)
+class WarmupLinear:
+  """Linear warmup to `peak` over `warmup` steps, then linear decay that would reach 0 after the update `end`.
+
+  Decay to zero ends with a model about as good as an average of checkpoints (Bergsma et al., 2025, arXiv 2502.15938).
+  """
+
+  peak: float
+  warmup: int
+  end: int
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    t = _count(step)
+    left = (self.end + 1 - t) / max(self.end + 1 - self.warmup, 1)
+    return self.peak * tf.clip_by_value(tf.minimum(t / self.warmup, left), 0.0, 1.0)
+
+
 def _count(step: tf.Tensor) -> tf.Tensor:
   """Number of the next update, counted from 1, after `step` updates."""
   return tf.cast(step, tf.float32) + 1.0
