@@ -15,6 +15,7 @@ VERSION = re.search(r"^__version__ = '(.+?)'", (HERE / 'lingvo_moe' / '__init__.
 PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_packages('params')]
 
 JAX = '>=0.10.2,<0.11'
+HUB = ['huggingface_hub>=0.34,<3']
 CTRANSLATE2 = ['ctranslate2>=4.5,<5']
 LITERT = ['ai-edge-litert>=2.3,<3']
 PREPARE = ['py3langid>=0.4,<0.5']
@@ -71,6 +72,8 @@ setup(
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot; tools/paper_quality.py; scipy: tools/expert_specialization.py.
     'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
+    # lingvo-moe import --hub.
+    'hub': HUB,
     # lingvo-moe import of a folder with pytorch_model.bin.
     'torch': ['torch>=2.10'],
     # tests/addons/interop/test_live.py.
@@ -93,6 +96,7 @@ setup(
       'setuptools>=64',
       'wheel',
       *CTRANSLATE2,
+      *HUB,
       *LITERT,
       *SERVE,
       f'jax{JAX}',

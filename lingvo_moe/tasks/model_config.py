@@ -40,7 +40,7 @@ class BatchConfig:
   """Any model: corpus folder, batches and seed."""
 
   data_dir: str = changeable(
-    '', 'Folder of the corpus; docs/own_text.md and docs/language_models.md describe its layout.'
+    '', 'Folder of the corpus; docs/corpora.md and docs/language_models.md describe its layout.'
   )
   batch_tokens: int = field(
     4096,

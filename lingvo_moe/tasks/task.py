@@ -337,7 +337,7 @@ class Task:
     return {}
 
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Logged values of a training step's metrics, by name; 'loss' among them."""
+    """Logged values of a training step's metrics, by name; 'loss' among them, the cross-entropy in nats a token."""
     return metrics_lib.scalars(metrics)
 
   # Decoding

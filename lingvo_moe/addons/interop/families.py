@@ -1,8 +1,9 @@
 """Families of public checkpoints: a file here and a line in this table.
 
-Each has CLASSES, the keys of every architecture that its config.json may name; convert(folder, config), the folder's
-model as a run here, given the values of these keys, of which values(config) are those of the fields of a configuration,
-and entries(config) tensors there and weights here; and form(ours, models), files of a folder without weights.
+Each has CLASSES, the keys of every architecture that its config.json may name; TOKENISER, the files of its tokeniser;
+convert(folder, config), the folder's model as a run here, given the values of these keys, of which values(config) are
+those of the fields of a configuration, and entries(config) tensors there and weights here; and form(ours, models),
+files of a folder without weights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,14 +54,7 @@ def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
   Raises:
     UserError: no family knows the model, or a value that it has; with weights, a tensor is not there.
   """
-  asked = folder.config.get('architectures')
-  asked = asked[0] if isinstance(asked, list) and asked else asked
-  if not isinstance(asked, str) or asked not in _BY_CLASS:
-    raise UserError(
-      f'{folder.file("config.json")} must name an architecture that can be imported ({", ".join(_BY_CLASS)}); saw '
-      f'{shown(asked)}'
-    )
-  family, keys = _BY_CLASS[asked]
+  asked, family, keys = _family(folder)
   config = keys.resolve(folder.file('config.json'), folder.config)
   keys.check_tokenizer(folder.file('tokenizer_config.json'), vocabulary.settings(folder))
   try:
@@ -74,6 +68,23 @@ def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
       f'{folder.path} is a {asked} with what is not known here ({type(e).__name__}: {e}): another release of it?'
     ) from None
   return imported._replace(unread=keys.unread(folder.config))
+
+
+def tokeniser(folder: HubFolder) -> tuple[str, ...]:
+  """Files of the tokeniser that the folder's family reads, of which a folder need not have all."""
+  return _family(folder)[1].TOKENISER
+
+
+def _family(folder: HubFolder) -> tuple[str, ModuleType, Any]:
+  """Architecture that config.json names, its family and its keys; UserError where no family knows it."""
+  asked = folder.config.get('architectures')
+  asked = asked[0] if isinstance(asked, list) and asked else asked
+  if not isinstance(asked, str) or asked not in _BY_CLASS:
+    raise UserError(
+      f'{folder.file("config.json")} must name an architecture that can be imported ({", ".join(_BY_CLASS)}); saw '
+      f'{shown(asked)}'
+    )
+  return asked, *_BY_CLASS[asked]
 
 
 def _check_tensors(folder: HubFolder, entries: Iterable[TensorEntry], vocab_size: int) -> None:

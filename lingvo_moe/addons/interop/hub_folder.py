@@ -8,6 +8,7 @@ folder may be larger than memory.
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,8 +21,10 @@ from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.storage import files, json_files
 
 WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
-_WEIGHTS = ((WHOLE, INDEX), ('pytorch_model.bin', 'pytorch_model.bin.index.json'))
+WEIGHTS = ((WHOLE, INDEX), ('pytorch_model.bin', 'pytorch_model.bin.index.json'))
+SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json')
 TYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+_SHARED = re.compile(r'[0-9a-f]{2}/[0-9a-f]{64}')
 _NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
 
@@ -58,11 +61,16 @@ class HubFolder:
     return path
 
   def _is_in_cache(self, path: str) -> bool:
-    """Whether a path leads to models--NAME/blobs, where this folder is models--NAME/snapshots/HASH."""
+    """Whether a path leads to blobs/ of models--NAME or of its cache, where this folder is models--NAME/snapshots/HASH.
+
+    Since huggingface_hub 2, files that several models share are in the cache's own.
+    """
     snapshots, _ = os.path.split(os.path.realpath(self.path))
     model, name = os.path.split(snapshots)
     is_cache = name == 'snapshots' and os.path.basename(model).startswith('models--')
-    return is_cache and os.path.realpath(path).startswith(os.path.join(model, 'blobs', ''))
+    target, shared = os.path.realpath(path), os.path.join(os.path.dirname(model), 'blobs', '')
+    is_shared = target.startswith(shared) and _SHARED.fullmatch(target.removeprefix(shared))
+    return is_cache and bool(is_shared or target.startswith(os.path.join(model, 'blobs', '')))
 
   def json(self, name: str, kind: json_files.Kind | None = None, **kinds: json_files.Kind) -> dict[str, Any]:
     """Contents of a JSON file of the folder; UserError where it is missing or damaged.
@@ -133,14 +141,15 @@ class HubFolder:
     return pickled.read(self.file(name), f'import OTHER, which {model}.save_pretrained("OTHER") writes')
 
   def _files(self) -> list[str]:
-    for whole, index in _WEIGHTS:
+    for whole, index in WEIGHTS:
       if os.path.isfile(self.file(whole)):
         return [whole]
       if os.path.isfile(self.file(index)):
-        return sorted({self._inside(name, index) for name in self._weight_map(index).values()})
+        return sorted({self._inside(name, index) for name in self.weight_map(index).values()})
     raise UserError(f'{self.path} has neither {WHOLE} nor {INDEX}: fetch the whole folder of the model')
 
-  def _weight_map(self, index: str) -> Mapping[str, str]:
+  def weight_map(self, index: str) -> Mapping[str, str]:
+    """Files of the shards by tensor, as an index has them; UserError where it is damaged."""
     weight_map, texts = self.json(index).get('weight_map'), json_files.by_name(json_files.TEXT)
     if not json_files.PLAIN_OBJECT.fits(weight_map) or not texts.fits(weight_map):
       raise UserError(f'{self.file(index)} must have a weight_map, tensor -> file; saw {json.dumps(weight_map)[:60]}')

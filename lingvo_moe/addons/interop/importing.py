@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.addons.interop import config_keys, families, vocabulary
-from lingvo_moe.addons.interop.hub_folder import TYPES, HubFolder
+from lingvo_moe.addons.interop.hub_folder import SETTINGS, TYPES, HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported, Symbols
 from lingvo_moe.config import configuration, registry
 from lingvo_moe.config import settings as settings_lib
@@ -46,13 +46,13 @@ _GENERATION = {
   'num_beams': json_files.optional(config_keys.whole(1, 1000)),
   'length_penalty': json_files.optional(config_keys.number(-math.inf)),
 }
-_SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json')
 
 
-def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[str, TaskConfig]:
+def import_folder(path: str, out: str, settings: Sequence[str] = (), origin: str = '') -> tuple[str, TaskConfig]:
   """Makes a log directory of a model's folder, whole or not at all; returns (model name, configuration).
 
   Memory holds one tensor, or a part of a large table of symbols, and its copy in the order and type that it has here.
+  The run notes where the model is from: `origin`, or the folder.
 
   Raises:
     UserError: `out` exists, or the folder is damaged, incomplete, or of a model that is not known here.
@@ -74,10 +74,10 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     run.write_config(imported.model, config)
     _write_weights(run, itertools.chain(_slices(folder, imported, shapes, odd), _adapters(config.program())))
     os.makedirs(run.file(log_directory.ORIGINAL))
-    for name in (*_SETTINGS, *imported.tokeniser):
+    for name in (*SETTINGS, *imported.tokeniser):
       if os.path.exists(folder.file(name)):
         shutil.copy(folder.file(name), run.file(log_directory.ORIGINAL))
-    note = {'of': os.path.abspath(path), 'architecture': folder.config['architectures'][0]}
+    note = {'of': origin or os.path.abspath(path), 'architecture': folder.config['architectures'][0]}
     tensors = {name: [info.dtype, *info.shape] for name, info in folder.tensors.items() if info.dtype in TYPES}
     files.write(run.file(log_directory.IMPORTED), json_files.dump({**note, 'tensors': tensors}))
     run.finish(0, 'imported')

@@ -29,6 +29,7 @@ CLASSES = {'M2M100ForConditionalGeneration': _M2M100, 'NllbMoeForConditionalGene
 _PIECES, _IDS = 'sentencepiece.bpe.model', 'vocab.json'
 _SETTINGS, _TOKENISER_JSON = 'tokenizer_config.json', 'tokenizer.json'
 _SPECIAL_TOKENS = 'special_tokens_map.json'
+TOKENISER = (_PIECES, _IDS, _TOKENISER_JSON, 'added_tokens.json')
 _SPECIAL = ('<s>', '<pad>', '</s>', '<unk>')
 # Languages of M2M100, whose folders do not list them. Those of NLLB-200 are listed.
 _LANGUAGES = {
@@ -61,7 +62,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     entries=list(entries(config)),
     symbols=symbols,
     vocabularies={'source_vocab': model, 'target_vocab': model},
-    tokeniser=(_PIECES, _IDS, _TOKENISER_JSON, 'added_tokens.json'),
+    tokeniser=TOKENISER,
     unused=[*fairseq.unused(config), *(f'model.{stack}.embed_positions.weights' for stack in ('encoder', 'decoder'))],
   )
 

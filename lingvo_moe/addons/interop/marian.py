@@ -26,13 +26,13 @@ CLASSES = {
     aliases=fairseq.ALIASES,
   )
 }
-_TOKENISER = ('source.spm', 'target.spm', 'vocab.json')
+TOKENISER = ('source.spm', 'target.spm', 'vocab.json')
 _LANGUAGE = re.compile(r'>>(\S+)<<')
 
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
-  folder.need(*_TOKENISER)
-  source, target = (vocabulary.read(folder.file(name)) for name in _TOKENISER[:2])
+  folder.need(*TOKENISER)
+  source, target = (vocabulary.read(folder.file(name)) for name in TOKENISER[:2])
   ids = vocabulary.ids(folder.json('vocab.json', TOKEN), config, begin=('<pad>', '<s>'))
   pieces = {i: piece for piece, i in ids.items()}
   tags = {piece: match[1] for piece in ids if (match := _LANGUAGE.fullmatch(piece))}
@@ -50,7 +50,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
       'source_vocab': vocabulary.reordered(source, names + more, tags),
       'target_vocab': vocabulary.reordered(target, names + [''] * len(more), tags),
     },
-    tokeniser=_TOKENISER,
+    tokeniser=TOKENISER,
     unused=fairseq.unused(config),
     computed=dict.fromkeys((f'model.{stack}.embed_positions.weight' for stack in ('encoder', 'decoder')), _sinusoids),
   )

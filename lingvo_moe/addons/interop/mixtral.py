@@ -36,7 +36,7 @@ CLASSES = {
     'decoder_start_token_id',
   )
 }
-_TOKENISER = ('tokenizer.model',)
+TOKENISER = ('tokenizer.model',)
 
 _NAMES = {
   'hidden_size': 'model_dim',
@@ -53,7 +53,7 @@ _NAMES = {
 
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
-  (path,) = folder.need(*_TOKENISER)
+  (path,) = folder.need(*TOKENISER)
   base, size = vocabulary.read(path), config['vocab_size']
   pieces = [*vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())]
   pieces += [''] * (size - len(pieces))
@@ -65,7 +65,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     entries=list(entries(config)),
     symbols=symbols,
     vocabularies={'vocab': vocabulary.reordered(base, [pieces[i] for i in symbols.theirs], {})},
-    tokeniser=_TOKENISER,
+    tokeniser=TOKENISER,
     unused=[
       'model.layers.*.self_attn.rotary_emb.inv_freq',
       *(['lm_head.weight'] if config['tie_word_embeddings'] else []),

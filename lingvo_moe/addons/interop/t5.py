@@ -18,7 +18,7 @@ from lingvo_moe.addons.interop.tensor_table import (
 )
 from lingvo_moe.storage.json_files import optional
 
-_TOKENISER = ('spiece.model',)
+TOKENISER = ('spiece.model',)
 _SENTINELS = 100  # of T5's tokeniser, where its configuration does not say how many
 _PROJECTIONS = [f'{gated}{name}' for gated in ('', 'gated-') for name in (*ACTIVATIONS, 'gelu')]
 _HONOURED = (
@@ -88,7 +88,7 @@ _NAMES = {
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   """The folder's model as a run here: text to text, as one language to another."""
-  (path,) = folder.need(*_TOKENISER)
+  (path,) = folder.need(*TOKENISER)
   base = vocabulary.read(path)
   pieces = [piece.piece for piece in base.pieces]
   sentinels = vocabulary.settings(folder).get('extra_ids')
@@ -105,7 +105,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     entries=list(entries(config)),
     symbols=symbols,
     vocabularies={'source_vocab': model, 'target_vocab': model},
-    tokeniser=_TOKENISER,
+    tokeniser=TOKENISER,
     unused=[
       'encoder.embed_tokens.weight',
       'decoder.embed_tokens.weight',

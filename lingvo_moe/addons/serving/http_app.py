@@ -32,9 +32,10 @@ class HttpApp:
     self.draining = False  # whether new work is refused, and what was accepted is answered
     self.in_flight = 0  # number of requests that are being answered
     self._run = run
+    self._limits = limits or Limits()
     self._origins = origins or Origins()
     self._trimmed = time.monotonic()
-    service = (Generation if run.continues_text else Translation)(run, limits or Limits(), self._origins)
+    service = (Generation if run.continues_text else Translation)(run, self._limits, self._origins)
     self._answer_lines = service.answer
     service.batcher = self.batcher = Batcher(self._answer_batch, observe=self._after_batch, **batching)
     self._metrics = metrics_lib.Metrics(lambda: self.batcher.waiting, run.model, run.checkpoint)
@@ -122,6 +123,7 @@ class HttpApp:
       'checkpoint': self._run.checkpoint,
       'continues_text': self._run.continues_text,
       'waiting_lines': self.batcher.waiting,
+      'limits': self._limits._asdict(),
     }
     return web.json_response(state, status=503 if self.draining else 200)
 

@@ -19,6 +19,7 @@ from lingvo_moe.addons.serving.detection import Detector
 from lingvo_moe.addons.serving.query import BadQueryError, File
 from lingvo_moe.addons.serving.service import GET, POST, Route, Service, refused
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.language_tags import Languages, check_known
 from lingvo_moe.text.request import SAMPLING, TranslationRequest
 from lingvo_moe.text.text_model import Asked, TextModel
@@ -145,6 +146,7 @@ class Translation(Service):
     settings = {
       **dict.fromkeys(('apiKeys', 'keyRequired', 'suggestions'), False),
       'alternatives': self.run.beam_size - 1,
+      'alignments': 'alignments' in self.run.translator(1).able,
       'charLimit': -1,
       'frontendTimeout': 500,
       'filesTranslation': True,
@@ -191,6 +193,13 @@ def _aligned(hypothesis: Hypothesis) -> Aligned:
   return Aligned(hypothesis.text, [(source.begin, source.end, target.begin, target.end) for source, target in pairs])
 
 
+def _alignment(alignment: Alignment) -> dict[str, Any]:
+  """Tokens of both sides, their pairs, and places of the tokens as [begin, end] in characters of their line."""
+  spans = [[(token.begin, token.end) for token in side] for side in (alignment.source, alignment.target)]
+  names = ('source', 'target', 'pairs', 'source_spans', 'target_spans')
+  return dict(zip(names, (*alignment.columns, *spans), strict=True))
+
+
 def _result(query: query_lib.Query, answers: Answers, over_the_length: str) -> dict[str, Any]:
   """The answer as LibreTranslate has it; with 'warnings' where a line is over the length."""
   texts: list[list[str]] = []  # of each document, its translation and the alternatives
@@ -211,7 +220,7 @@ def _result(query: query_lib.Query, answers: Answers, over_the_length: str) -> d
   if query.alternatives:
     result['alternatives'] = alternatives if query.is_list else alternatives[0]
   if query.alignments:
-    lines = [dict(zip(('source', 'target', 'pairs'), best.alignment.columns)) for best, *_ in answers.hypotheses]
+    lines = [_alignment(best.alignment) for best, *_ in answers.hypotheses]
     ends = list(itertools.accumulate(len(document.texts) for document in query.documents))
     aligned = [lines[begin:end] for begin, end in zip([0, *ends], ends)]
     result['alignments'] = aligned if query.is_list else aligned[0]

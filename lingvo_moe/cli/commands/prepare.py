@@ -56,8 +56,8 @@ class Options(OptionGroup):
   )
   language_id: bool | None = flag(
     None,
-    'Drop lines that are surely in another language, by py3langid. Unset: if it is installed and files have at most '
-    '100 MB.',
+    'Drop lines that are almost certainly in another language, by py3langid. Unset: if it is installed and files have '
+    'at most 100 MB.',
   )
   near_duplicates: float = flag(
     0.0,

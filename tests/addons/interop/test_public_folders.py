@@ -66,8 +66,24 @@ def test_a_sharded_folder_in_the_cache_of_the_hub_is_read_through_its_links(copy
   assert not any(path.is_symlink() for path in (tmp_path / 'run').rglob('*'))
 
 
+def test_files_that_models_of_a_cache_share_are_read(copy, tmp_path):
+  snapshot = to_cache(copy('t5'), tmp_path / 'cache')
+  shared = tmp_path / 'cache' / 'blobs' / 'ab' / ('ab' * 32)
+  shared.parent.mkdir(parents=True)
+  blob = (snapshot / 'model-0.safetensors').resolve()
+  blob.rename(shared)
+  blob.symlink_to(f'../../blobs/ab/{shared.name}')
+  assert {info.file for info in HubFolder(str(snapshot)).tensors.values()} == {
+    'model-0.safetensors',
+    'model-1.safetensors',
+  }
+
+
 @pytest.mark.parametrize('file', ['config.json', 'model-0.safetensors', 'spiece.model', 'generation_config.json'])
-@pytest.mark.parametrize('place', ['secret', 'cache/models--x--y/blobs/secret', 'cache/models--a--b/refs/secret'])
+@pytest.mark.parametrize(
+  'place',
+  ['secret', 'cache/models--x--y/blobs/secret', 'cache/models--a--b/refs/secret', 'cache/blobs/secret'],
+)
 def test_a_link_to_anywhere_else_is_refused(file, place, copy, tmp_path):
   snapshot = to_cache(copy('t5'), tmp_path / 'cache')
   secret = tmp_path / place

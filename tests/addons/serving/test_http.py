@@ -5,8 +5,6 @@ import gzip
 import json
 import random
 import re
-import threading
-from typing import NamedTuple
 
 import pytest
 
@@ -14,81 +12,16 @@ pytest.importorskip('aiohttp')
 pytest.importorskip('prometheus_client')
 
 import aiohttp
+from served_stub import Stub
 
 from lingvo_moe.addons.serving import http_app, server, service, translate_routes
 from lingvo_moe.addons.serving.connections import Connections
 from lingvo_moe.addons.serving.http_app import HttpApp
 from lingvo_moe.addons.serving.origins import Origins
 from lingvo_moe.addons.serving.query import parse
-from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.text.alignment import Alignment, Token
 from lingvo_moe.text.sentences import Plan, _Arranged, sentences
-from lingvo_moe.text.translator import Answers
 
 JSON, FORM = 'application/json', 'application/x-www-form-urlencoded'
-
-
-class Hypothesis(NamedTuple):
-  text: str
-  score: float = 0.0
-  log_prob: float = 0.0
-  alignment: Alignment | None = None
-
-
-class Stub:
-  """A run that reverses lines; lines of more than 10 letters are truncated."""
-
-  model, checkpoint = 'toy.Stub', 'step 3, the newest'
-  over_the_length = 'over max_length=10 tokens'
-  beam_size = 3
-  continues_text, able = False, ('alignments', 'ban', 'terms', 'search', 'top_k')
-
-  def __init__(self, pairs=(('de', 'en'), ('fr', 'en')), tags=()):
-    self._pairs, self._tags = list(pairs), list(tags)
-    self.go, self.batches = threading.Event(), []
-    self.go.set()
-
-  def pairs(self):
-    return self._pairs
-
-  def aligned(self, line, hypothesis):
-    tokens = lambda text: [Token(c, i, i + 1) for i, c in enumerate(text)]
-    source, target = tokens(line[:10]), tokens(hypothesis.text)
-    return hypothesis._replace(
-      alignment=Alignment(source, target, [(len(source) - 1 - i, i) for i in range(len(source))])
-    )
-
-  def choose_target(self, requested, source=None):
-    if not self._tags:
-      return None
-    if requested not in self._tags:
-      raise UserError(f'no {requested}; {closest(str(requested), self._tags)}')
-    return requested
-
-  def translator(self, n_best):
-    return self
-
-  def check(self, request):
-    if not set(request.asked) <= set(self.able):
-      raise UserError(f'{request.asked} cannot be asked here')
-
-  def plan(self, lines, asked):
-    return Plan.of_whole(lines)
-
-  def answer_parts(self, lines, asked):
-    target, n_best, _, request = asked
-    self.batches.append((lines, target, n_best))
-    self.asked = request
-    if 'longest' in request.ban:
-      raise UserError('constraints leave no room')
-    assert self.go.wait(30)
-    if 'bad' in lines:
-      raise RuntimeError('secret')
-    texts = [line[:10][::-1] + (f'>{target}' if target else '') for line in lines]
-    hypotheses = [[Hypothesis(t + "'" * rank) for rank in range(n_best)] if t else [Hypothesis('')] for t in texts]
-    if request.alignments:
-      hypotheses = [[self.aligned(line, h) for h in found] for line, found in zip(lines, hypotheses)]
-    return Answers(hypotheses, [i for i, line in enumerate(lines) if len(line) > 10])
 
 
 class BySentence(Stub):
@@ -193,13 +126,14 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
     {'q': 'ab', 'ban': ['longest']},
     run=run,
   )
+  places = lambda spans: {'source_spans': spans, 'target_spans': spans}
   assert found[0] == (
     200,
     {
       'translatedText': ['ba', ''],
       'alignments': [
-        [{'source': 'a b', 'target': 'b a', 'pairs': '1-0 0-1'}],
-        [{'source': '', 'target': '', 'pairs': ''}],
+        [{'source': 'a b', 'target': 'b a', 'pairs': '1-0 0-1', **places([[0, 1], [1, 2]])}],
+        [{'source': '', 'target': '', 'pairs': '', **places([])}],
       ],
     },
   )
@@ -729,6 +663,7 @@ def test_health_languages_metrics_and_errors_of_paths():
     'checkpoint': 'step 3, the newest',
     'continues_text': False,
     'waiting_lines': 0,
+    'limits': {'body': 1 << 20, 'file': 10 << 20, 'prompt': 2000},
   }
   assert read['/health'] == (200, ok) and drains == (503, 'draining') and refused == (503, True)
   assert read['/languages'] == (
@@ -777,7 +712,7 @@ def test_the_page_asks_nobody_else_and_labels_its_fields():
   fields = re.findall(r'<(?:textarea|select|output|input)[^>]* id="(\w+)"', html) + re.findall(
     r'<select id="(\w+)"', html
   )
-  assert set(fields) == {'q', 'source', 'target', 'result', 'alternatives', 'temperature', 'tokens'} and all(
+  assert set(fields) == {'q', 'source', 'target', 'result', 'alternatives', 'temperature', 'tokens', 'file'} and all(
     f'<label for="{f}"' in html for f in fields
   )
   assert '<html lang="en">' in html and 'role="status"' in html
