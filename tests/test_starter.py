@@ -76,19 +76,16 @@ def test_a_corpus_that_is_too_small_is_refused_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_that_prepare_prints_trains(tmp_path):
-  rng = random.Random(0)
-  targets = [f'{line} {i}' for i, line in enumerate(reversed_corpus.draw(rng, 150, WORDS))]
+def test_the_command_that_prepare_prints_trains_and_without_dev_takes_a_twentieth_of_train(tmp_path):
+  targets = [f'{line} {i}' for i, line in enumerate(reversed_corpus.draw(random.Random(0), 200, WORDS))]
   (tmp_path / 'a.en').write_text(''.join(line + '\n' for line in targets))
   (tmp_path / 'a.de').write_text(''.join(line[::-1] + '\n' for line in targets))
-  command = ['-m', 'lingvo_moe.cli.commands.main']
-  run = lambda *arguments: forks.run([*command, *arguments], cwd=tmp_path, timeout=300)
-  smaller = 'model_dim=16 ff_dim=16 encoder_layers=2 decoder_layers=2 num_experts=4 batch_tokens=512'.split()
-  for dev in (10, 0):  # text of its own, and a twentieth of train
-    prepared = run('prepare', '--source=a.de', '--target=a.en', f'--out=MY {dev}', f'--dev={dev}', '--test=5')
-    program, *printed = shlex.split(prepared.stdout.splitlines()[-1])
-    assert program == 'lingvo-moe' and '--set' not in printed
-    more = [f'--set={setting}' for setting in smaller]
-    trained = run(*printed, f'--logdir=runs/{dev}', '--max_steps=2', *more)
-    assert trained.returncode == 0 and 'trained to step 2 (max_steps); best dev loss' in trained.stderr, trained.stderr
-    assert f'dev: 1 pair, {dev or 145 // 20} examples' in trained.stderr
+  run = lambda *command: forks.run(['-m', 'lingvo_moe.cli.commands.main', *command], cwd=tmp_path, timeout=300)
+  prepared = run('prepare', '--source=a.de', '--target=a.en', '--out=MY DATA', '--dev=0', '--test=5')
+  program, *printed = shlex.split(prepared.stdout.splitlines()[-1])
+  assert program == 'lingvo-moe' and '--set' not in printed
+  smaller = 'model_dim=16 ff_dim=16 encoder_layers=2 decoder_layers=2 num_experts=4 batch_tokens=1024'.split()
+  trained = run(*printed, '--max_steps=2', *(f'--set={setting}' for setting in smaller))
+  assert trained.returncode == 0 and 'trained to step 2 (max_steps); best dev loss' in trained.stderr, trained.stderr
+  lines = (tmp_path / 'MY DATA' / 'de-en' / 'train.de').read_text().count('\n')
+  assert lines > 100 and f'dev: 1 pair, {lines // 20} examples' in trained.stderr
