@@ -4,9 +4,11 @@ import functools
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 
+import forks
 import pytest
 import reversed_corpus
 import untrained_run
@@ -119,8 +121,12 @@ def test_n_best_gives_number_score_log_probability_and_text(run):
   assert [row[3] for row in rows] == [h.text for h in best]
   assert [float(row[1]) for row in rows] == pytest.approx([h.score for h in best], abs=1e-3)
   assert [float(row[2]) for row in rows] == pytest.approx([h.log_prob for h in best], abs=1e-3)
-  with pytest.raises(UserError, match='beam of 2 has no 3 hypotheses to choose from: use --n_best=2, or a larger'):
+  with pytest.raises(
+    UserError, match='beam of 2 has no 3 hypotheses to choose from: use n_best=2, or a larger beam_size='
+  ):
     run_lines(run, LINES, n_best=3, beam_size=2)
+  done = forks.run(['-m', 'lingvo_moe.cli.commands.main', 'translate', run.path, '--n_best=9'], input='eno\n')
+  assert done.returncode == 1 and re.search(r'^error: .*: use --n_best=\d, or a larger --beam_size$', done.stderr, re.M)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +188,7 @@ def test_of_several_processes_the_reader_gives_a_sign_when_no_line_comes():
 
 
 def test_a_model_of_several_languages_must_be_told_which(many):
-  with pytest.raises(UserError, match='--target=, one of xx, yy'):
+  with pytest.raises(UserError, match='target=, one of xx, yy'):
     run_lines(many, LINES)
   with pytest.raises(UserError, match="does not translate into 'zz'"):
     run_lines(many, LINES, target='zz')
@@ -193,7 +199,7 @@ def test_a_model_of_several_languages_must_be_told_which(many):
 
 def test_mistakes_are_answered(run, tmp_path):
   wrong = {
-    'one target language and takes no tag; saw --target=en': {'target': 'en'},
+    'one target language and takes no tag; saw target=.en.': {'target': 'en'},
     'zz is not a source language of this model; it has xx': {'source': 'zz'},
     'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},

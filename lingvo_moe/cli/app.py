@@ -16,7 +16,7 @@ from absl import app, flags
 
 from lingvo_moe.cli.options import OptionGroup
 from lingvo_moe.core import quiet
-from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, shown
+from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, respelled, shown
 from lingvo_moe.storage import files
 
 _IMPORT = (
@@ -113,6 +113,7 @@ def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | N
     return 1
   except UserError as e:
     message = str(e).split('\n  In call to configurable')[0]  # gin appends a line about its own call
+    message = respelled(message, flags.FLAGS, '--')
   except BrokenPipeError:
     _drop_stdout()
     return 1

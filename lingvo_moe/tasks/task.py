@@ -357,7 +357,7 @@ class Task:
   def choose_target(self, asked: str | None, source: str | None = None) -> Languages:
     """The languages to pass to the translator, given those that were asked for."""
     if asked:
-      raise UserError(f'this model has no target language; saw --target={asked}: leave it out')
+      raise UserError(f'this model has no target language; saw target={asked!r}: leave it out')
     return None
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ class Translator:
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
-    raise UserError('this model scores no pairs: use the decoder with --score')
+    raise UserError('this model scores no pairs: use lingvo-moe decode with --score')
 
   def align(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> list[Alignment]:
     """Alignments of sources and their translations, by a translator that is able."""
@@ -145,8 +145,7 @@ def check_n_best(n_best: int, beam_size: int) -> None:
   """Raises UserError where a beam has fewer hypotheses."""
   if n_best > beam_size:
     raise UserError(
-      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use --n_best={beam_size}, or a larger '
-      '--beam_size'
+      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use n_best={beam_size}, or a larger beam_size='
     )
 
 
@@ -174,6 +173,6 @@ def of_finite_probability(
 def check_continuations(n_best: int, search: str, beam_size: int) -> None:
   """Raises UserError where a search of a language model has fewer continuations of a prompt."""
   if search == 'greedy' and n_best > 1:
-    raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
+    raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: search=sample or beam has several')
   if search == 'beam':
     check_n_best(n_best, beam_size)

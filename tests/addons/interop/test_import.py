@@ -149,7 +149,7 @@ def test_rows_have_the_symbols_of_both_languages(imported, name):
   ((_, batch),) = TextInput(one.config, (vocab, vocab), lines[:1], tagged, ['A dog'])
   inputs, labels = (batch[key][0][batch['tgt_segments'][0] > 0].tolist() for key in ('tgt_inputs', 'tgt_labels'))
   assert inputs == [EOS, *labels[:-1]] and labels[0] == first and labels[-1] == EOS
-  for asked, message in (((BOTH_TAGS[name][1], None), 'give --source='), (('xx', 'xx'), "translate from 'xx'")):
+  for asked, message in (((BOTH_TAGS[name][1], None), 'give source='), (('xx', 'xx'), "translate from 'xx'")):
     with pytest.raises(UserError, match=message):
       task_of(one.config).choose_target(*asked)
 
@@ -185,7 +185,7 @@ def test_runs_and_exports_translate_between_named_languages_alike(imported, name
   of_engine = engine.score(pairs, **asked)
   assert [s.tokens for s in of_engine] == [s.tokens for s in scored]
   np.testing.assert_allclose([s.log_prob for s in of_engine], [s.log_prob for s in scored], atol=1e-4)
-  with pytest.raises(UserError, match='give --source='):
+  with pytest.raises(UserError, match='give source='):
     engine.translate(lines, asked['target'])
   saved = tf.saved_model.load(str(tmp_path / 'saved_model'))
   languages = {side: tf.constant(language) for side, language in asked.items()}
