@@ -192,7 +192,7 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
 
 
 def settled(run: RunDir, config: TaskConfig, options: Options, group: ProcessGroup) -> TaskConfig:
-  """The configuration with numbers where fields are left to the corpus, which is compared with the record of the run."""
+  """The configuration with numbers where fields are left to the corpus; checks that against the record of the run."""
   from lingvo_moe.run import corpus_record
 
   cache_dir = options.cache_of(run)

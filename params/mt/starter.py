@@ -17,6 +17,7 @@ class Dense(MtConfig):
   Result:  not yet run
   """
 
+  dev_lines: int | None = None
   source_vocab_size: int = 8000
   vocab_by_corpus: bool = True
   shared_vocab: bool = True
