@@ -17,6 +17,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks import run_length
 from lingvo_moe.text.language_tags import Languages as Languages
 from lingvo_moe.text.request import NOTHING, TranslationRequest
 from lingvo_moe.text.sentences import TrainingLines
@@ -319,6 +320,13 @@ class Task:
   def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
     """Batches for training; `cache_dir` is for what only saves time."""
     self._refuse('has no input to train on')
+
+  def with_length(self, cache_dir: str) -> tuple[TaskConfig, str]:
+    """The configuration with numbers where steps are left to the corpus, and a line that says which; '' of none."""
+    if not run_length.is_open(self.config):
+      return self.config, ''
+    train_input = self.train_input(cache_dir, Feed())
+    return run_length.settled(self.config, train_input.steps_per_epoch, sum(train_input.examples.values()))
 
   def dev_input(self, cache_dir: str, feed: Feed) -> DevInput:
     """Batches for the dev loss."""
