@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import logging
 import math
 import os
 import pathlib
@@ -65,6 +66,7 @@ def _run(
       _take(argv, takes, usage or f'one run is given, by its log directory: lingvo-moe {name} runs/mine')
     elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
+    logging.getLogger('tensorflow').setLevel(logging.ERROR)  # it warns of its own old functions
     if tensorflow:
       quiet.import_tensorflow()
     if models and (imported_files := flags.FLAGS['import'].value):
