@@ -30,11 +30,13 @@ def findings(record: RunRecord) -> list[Judgement]:
   dev = _points(record.evaluations, 'dev_loss')
   score = languages_section.METRICS.get(str(record.run.values.get('best_by')))  # that ranks checkpoints
   scores = _points(record.evaluations, f'dev_{score}'.lower()) if score else []
-  found = [
-    verdict.diverged(record.run.finished, log_directory.NOT_FINITE),
-    verdict.improving(scores, f'{score} of dev text', larger=True) if scores else verdict.improving(dev),
-    verdict.over_fitting(dev, _points(steps, 'loss')),
-  ]
+  if diverged := verdict.diverged(record.run.finished, log_directory.NOT_FINITE):
+    found = [diverged]
+  else:
+    found = [
+      verdict.improving(scores, f'{score} of dev text', larger=True) if scores else verdict.improving(dev),
+      verdict.over_fitting(dev, _points(steps, 'loss')),
+    ]
   loads = record.run.loads[-max(1, len(record.run.loads) // 5) :]
   layers = {layer for load in loads for layer in load.choices}
   by_expert = {layer: zip(*(load.choices[layer] for load in loads if layer in load.choices)) for layer in layers}
