@@ -21,7 +21,7 @@ FIELDS = ('max_steps', 'eval_every', 'warmup_steps')
 
 def is_open(config: Any) -> bool:
   """Whether a field is left to the corpus."""
-  return any(getattr(config, name) is None for name in FIELDS)
+  return any(getattr(config, name, 0) is None for name in FIELDS)
 
 
 def check(lines: int) -> None:

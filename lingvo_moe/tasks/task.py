@@ -17,6 +17,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks import run_length
 from lingvo_moe.text.language_tags import Languages as Languages
 from lingvo_moe.text.request import NOTHING, TranslationRequest
 from lingvo_moe.text.sentences import TrainingLines
@@ -304,6 +305,13 @@ class Task:
       The configuration that decoder and translate can use without the corpus; it names the files by full paths.
     """
     return self.config
+
+  def settled(self, cache_dir: str) -> tuple[TaskConfig, str]:
+    """The configuration with numbers where fields are left to the size of the corpus, and a line that names them."""
+    if not run_length.is_open(self.config):
+      return self.config, ''
+    train_input = self.train_input(cache_dir, Feed())
+    return run_length.settled(self.config, train_input.steps_per_epoch, train_input.examples.total())
 
   def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
     """The configuration with another path for each of the run's own files."""
