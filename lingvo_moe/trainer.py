@@ -196,9 +196,9 @@ def settled(run: RunDir, config: TaskConfig, options: Options, group: ProcessGro
 
   cache_dir = options.cache_of(run)
   corpus_record.check(run, config, cache_dir, options.accept_changed_corpus, group.say)
-  config, chosen = task_of(config).with_length(cache_dir)
-  if chosen:
-    group.say(chosen)
+  config, why = task_of(config).settled(cache_dir)
+  if why:
+    group.say(why)
   return config
 
 

@@ -306,6 +306,13 @@ class Task:
     """
     return self.config
 
+  def settled(self, cache_dir: str) -> tuple[TaskConfig, str]:
+    """The configuration with numbers where fields are left to the size of the corpus, and a line that names them."""
+    if not run_length.is_open(self.config):
+      return self.config, ''
+    train_input = self.train_input(cache_dir, Feed())
+    return run_length.settled(self.config, train_input.steps_per_epoch, train_input.examples.total())
+
   def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
     """The configuration with another path for each of the run's own files."""
     return self.config
