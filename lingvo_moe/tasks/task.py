@@ -311,7 +311,7 @@ class Task:
     if not run_length.is_open(self.config):
       return self.config, ''
     train_input = self.train_input(cache_dir, Feed())
-    return run_length.settled(self.config, train_input.steps_per_epoch, train_input.examples.total())
+    return run_length.settled(self.config, train_input.steps_per_epoch, sum(train_input.examples.values()))
 
   def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
     """The configuration with another path for each of the run's own files."""
@@ -327,13 +327,6 @@ class Task:
   def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
     """Batches for training; `cache_dir` is for what only saves time."""
     self._refuse('has no input to train on')
-
-  def with_length(self, cache_dir: str) -> tuple[TaskConfig, str]:
-    """The configuration with numbers where steps are left to the corpus, and a line that says which; '' of none."""
-    if not run_length.is_open(self.config):
-      return self.config, ''
-    train_input = self.train_input(cache_dir, Feed())
-    return run_length.settled(self.config, train_input.steps_per_epoch, sum(train_input.examples.values()))
 
   def dev_input(self, cache_dir: str, feed: Feed) -> DevInput:
     """Batches for the dev loss."""
