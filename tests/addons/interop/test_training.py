@@ -54,7 +54,7 @@ class TrainedModel(ImportedModel):
     """Losses of 20 steps of training."""
     runtime.init()
     self.checkpoints.load_weights(runtime, 0)
-    return [runtime.train_step(self.batch(step))['loss'] for step in range(20)]
+    return [runtime.train_step(self.batch(step))['objective'] for step in range(20)]
 
 
 @pytest.fixture(scope='module')
