@@ -116,6 +116,11 @@ class WeightSpec:
       raise ValueError(f'factored={self.factored!r} must be two of the axes {self.dims!r}')
 
   @property
+  def is_matrix(self) -> bool:
+    """Whether this is a matrix, an embedding table or an adapter, also of many layers or experts; else norm or bias."""
+    return bool(self.factored) or 'R' in self.dims
+
+  @property
   def size(self) -> int:
     """Number of elements, as a Python int: those of the 1T model exceed 32 bits."""
     return math.prod(self.shape)

@@ -19,11 +19,13 @@ from lingvo_moe.layers.lora import Lora
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.adam import Adam, AdamW
 from lingvo_moe.optim.moving_average import WithMovingAverage
+from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
 
 _Part = TypeVar('_Part')
+_OF_OPTIMIZERS = {'beta2_cap': ('adafactor',), 'adam_beta2': ('adam', 'adamw'), 'weight_decay': ('adamw',)}
 _SCHEDULES = {
   'inverse_sqrt': schedule.InverseSquareRoot,
   'warmup_inverse_sqrt': schedule.WarmupInverseSquareRoot,
@@ -185,7 +187,13 @@ class ModelConfig(BatchConfig):
     at_least=0,
   )
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
-  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam'))
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam', 'adamw'))
+  adam_beta2: float | None = field(
+    None, 'Decay rate of the second moments of adam and adamw; None: 0.98 and 0.999.', above=0, below=1
+  )
+  weight_decay: float = field(
+    0.01, 'Share of the learning rate by which an update of adamw shrinks matrices; not norms, not biases.', at_least=0
+  )
   beta2_cap: float = field(
     0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
   )
@@ -260,6 +268,16 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
 
   @property
+  def _optimizer(self) -> Optimizer:
+    beta2 = {} if self.adam_beta2 is None else {'beta2': self.adam_beta2}
+    match self.optimizer:
+      case 'adam':
+        return Adam(**beta2)
+      case 'adamw':
+        return AdamW(weight_decay=self.weight_decay, **beta2)
+    return Adafactor(beta2_cap=self.beta2_cap)
+
+  @property
   def moe_gate(self) -> Gate:
     return gates.make(self.gate, self)
 
@@ -277,10 +295,10 @@ class ModelConfig(BatchConfig):
     if self.capacity_factor == 'auto':  # settled here, so that a run records a number
       factor = self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
       object.__setattr__(self, 'capacity_factor', factor)
-    if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
-      fields.refuse(
-        self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
-      )
+    for name, optimizers in _OF_OPTIMIZERS.items():
+      if self.optimizer not in optimizers and getattr(self, name) != getattr(type(self), name):
+        of = ' and '.join(optimizers)
+        fields.refuse(self, name, f'left as it is with optimizer = {self.optimizer!r}', f'it is for {of} alone')
     if self.capacity_chunks > 1 and self.capacity_factor is None:
       fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
     if self.num_groups % self.micro_batches:
@@ -344,12 +362,11 @@ class ModelConfig(BatchConfig):
     raise NotImplementedError(f'{type(self).__name__} has no model()')
 
   def program(self) -> Program:
-    optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
     names = lambda listed: tuple(name.strip() for name in listed.split(',') if name.strip())
     return self.make(
       Program,
       model=self.model(),
-      optimizer=WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer,
+      optimizer=WithMovingAverage(self._optimizer, self.average_decay) if self.average_decay else self._optimizer,
       schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
       frozen=names(self.freeze),
       lora=Lora(self.lora_rank, self.lora_alpha, names(self.lora_matrices)) if self.lora_rank else None,
