@@ -44,7 +44,10 @@ class Model(Protocol):
     key: tf.Tensor | None = None,
     totals: Mapping[str, tf.Tensor] | None = None,
   ) -> tuple[tf.Tensor, Metrics]:
-    """Loss: (scalar to minimise, metrics); key None: inference. With a batch's totals both add up over its parts."""
+    """Objective, a scalar to minimise, and metrics, which a program extends by 'objective'.
+
+    With the totals of a batch both add up over its parts. Without a key it is inference.
+    """
 
   def totals(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Denominators of losses; they add up over parts of a batch."""
@@ -156,9 +159,10 @@ class Program:
     trained = {name: weights[name] for name in self.trained_specs}
     with tf.GradientTape() as tape:
       tape.watch(list(trained.values()))
-      loss, metrics = model.loss(self.theta(weights), batch, key_B, **totals)
-    grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
-    return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
+      objective, metrics = model.loss(self.theta(weights), batch, key_B, **totals)
+    grads = dict(zip(trained, tape.gradient(objective, list(trained.values())), strict=True))
+    grads = {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}
+    return grads, {**metrics, 'objective': objective}
 
   def _gradients_in_parts(self, weights, key, batch, totals=None):
     """Sums of the gradients and metrics of parts of whole groups, which the backend computes side by side."""

@@ -22,6 +22,7 @@ from lingvo_moe.cli.options import flag
 from lingvo_moe.config import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files, log_directory
+from lingvo_moe.tasks import run_length
 from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
@@ -181,15 +182,27 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
 
 def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: ProcessGroup) -> tuple[TaskConfig, IO]:
   """Begins or continues the run; returns its configuration, and the lock on its directory, which holds until closed."""
-  from lingvo_moe.run import corpus_record, warm_start
+  from lingvo_moe.run import warm_start
 
   with run.locked() as lock:
-    cache_dir, accept = options.cache_of(run), options.accept_changed_corpus
-    check_corpus = lambda config: corpus_record.check(run, config, cache_dir, accept, group.say)
-    config = run.begin(name, config, check_corpus)
+    config = run.begin(name, config, lambda config: settled(run, config, options, group))
     if options.init_from:
       warm_start.note(run, options.init_from)
     return config, lock
+
+
+def settled(run: RunDir, config: TaskConfig, options: Options, group: ProcessGroup) -> TaskConfig:
+  """The configuration with numbers where fields are left to the corpus, which is compared with the record of the run."""
+  from lingvo_moe.run import corpus_record
+
+  cache_dir = options.cache_of(run)
+  corpus_record.check(run, config, cache_dir, options.accept_changed_corpus, group.say)
+  if not run_length.is_open(config):
+    return config
+  train_input = task_of(config).train_input(cache_dir, Feed())
+  config, why = run_length.settled(config, train_input.steps_per_epoch, train_input.examples.total())
+  group.say(why)
+  return config
 
 
 def finish(training: Training) -> None:

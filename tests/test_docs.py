@@ -22,7 +22,8 @@ import forks
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCUMENTS = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorted((ROOT / 'docs').glob('*.md')))]
+PAGES = [f'docs/{path.relative_to(ROOT / "docs")}' for path in sorted((ROOT / 'docs').rglob('*.md'))]
+DOCUMENTS = ['README.md', 'CONTRIBUTING.md', *PAGES]
 QUICKSTART_TIME = '2.5 to 4.5 minutes on two cores'
 ANYWHERE = {
   'cd',
@@ -245,6 +246,52 @@ def test_the_files_for_a_scheduler_are_well_formed_and_give_flags_that_exist():
 def test_relative_links_lead_somewhere(document):
   links = [link for link in re.findall(r'\]\(([^)\s]+)\)', prose(document)) if '://' not in link]
   assert [link for link in links if not (ROOT / document).parent.joinpath(link.partition('#')[0]).exists()] == []
+
+
+def anchors(document: pathlib.Path) -> set[str]:
+  """Anchors of a document's headings, as GitHub makes them."""
+  headings = re.findall(r'^#+ (.*)$', re.sub(r'^```.*?^```$', '', document.read_text('utf-8'), flags=re.S | re.M), re.M)
+  return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('document', [*DOCUMENTS, 'CHANGELOG.md'])
+def test_anchors_of_links_are_headings(document):
+  here = ROOT / document
+  links = re.findall(r'\]\(([^)\s:]*\.md)?#([^)\s]+)\)', prose(document))
+  assert [
+    f'{page}#{anchor}' for page, anchor in links if anchor not in anchors(here.parent / page if page else here)
+  ] == []
+
+
+@pytest.mark.parametrize('document', PAGES)
+def test_every_page_ends_with_where_to_go_next(document):
+  if document != 'docs/README.md':
+    assert re.findall(r'^## (.*)$', prose(document), re.M)[-1] == 'Next'
+
+
+def test_lists_in_the_pages_are_those_of_the_code():
+  from lingvo_moe.addons.interop import families
+  from lingvo_moe.cli.commands import export, import_
+  from lingvo_moe.layers.experts import EXPERTS
+  from lingvo_moe.layers.gates.table import GATES
+
+  def first_cells(document, heading):
+    table = (ROOT / document).read_text(encoding='utf-8').partition(heading)[2].partition('\n\n')[0]
+    return {
+      name for row in table.splitlines() for name in re.findall(r'`(\w+)`', row.split('|')[1] if '|' in row else '')
+    }
+
+  assert first_cells('docs/gates.md', '| `gate` | class |') == {*GATES}
+  assert first_cells('docs/gates.md', '| `expert` | what it is |') == {*EXPERTS}
+  formats = (ROOT / 'docs' / 'export.md').read_text(encoding='utf-8').partition('\n## ')[0]
+  assert [name for name in export.FORMATS if f'`--format={name}`' not in formats] == []
+  assert [name for name in export.FORMATS if f'--format={name} ' not in export.__doc__] == []
+  table = (ROOT / 'docs' / 'import.md').read_text(encoding='utf-8').partition('## Families')[2].partition('### ')[0]
+  classes = [name for family in families.FAMILIES for name in family.CLASSES]
+  assert sorted(set(re.findall(r'\w+For\w+|T5WithLMHeadModel|MarianMTModel', table))) == sorted(classes)
+  names = re.findall(r'^\| ([^|]+) \| \w+(?:For|MT)', table, re.M)
+  said = ' '.join(import_.__doc__.split())
+  assert [name for row in names for name in row.split(', ') if name.replace('T5 v1.1', 'T5').strip() not in said] == []
 
 
 @pytest.mark.parametrize('document', DOCUMENTS)

@@ -45,14 +45,15 @@ def test_examples_of_docstrings_run(toy_run, run, monkeypatch):
   assert len(test.examples) >= 4
 
 
-def test_examples_of_the_document_run(toy_run, run, monkeypatch):
-  text = (pathlib.Path(__file__).parent.parent / 'docs' / 'serving.md').read_text(encoding='utf-8')
+@pytest.mark.parametrize('page', ['serving.md', 'controlled_translation.md'])
+def test_examples_of_a_page_run(toy_run, run, monkeypatch, page):
+  text = (pathlib.Path(__file__).parent.parent / 'docs' / page).read_text(encoding='utf-8')
   blocks = re.findall(r'^```pycon\n(.*?)^```$', text, flags=re.DOTALL | re.MULTILINE)
   dev_loss = f'{toy_run.checkpoints().best().dev_loss:.4g}'
   blocks = [re.sub(r'(?<=dev loss \()[\d.]+', dev_loss, block) for block in blocks]  # to rounding
   monkeypatch.setattr(loaded_lib, 'load', lambda *options: run)
-  test = doctest.DocTestParser().get_doctest('\n'.join(blocks), {}, 'serving.md', None, 0)
-  assert len(test.examples) > 10 and doctest.DocTestRunner().run(test).failed == 0
+  test = doctest.DocTestParser().get_doctest('\n'.join(blocks), {}, page, None, 0)
+  assert len(test.examples) >= 10 and doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_import_is_light():

@@ -1,4 +1,4 @@
-"""The walk of docs/own_text.md from public models: every command works as written, on tiny ones and in a few steps."""
+"""The walk of docs/adapt.md from public models: every command works as written, on tiny ones and in a few steps."""
 
 import pathlib
 import re
@@ -10,8 +10,9 @@ import sys
 import pytest
 from imported_model import FIXTURES
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / 'docs' / 'own_text.md'
+PAGE = pathlib.Path(__file__).resolve().parent.parent / 'docs' / 'adapt.md'
 SMALLER = {'--max_steps=2000': '--max_steps=2', 'lora_rank=8': 'lora_rank=4', 'batch_tokens=4096': 'batch_tokens=512'}
+SMALLER |= {'--hub=Helsinki-NLP/opus-mt-de-en': 'opus-mt-de-en'}
 LINES = ['Wo ist der Bahnhof?', 'Ein Hund läuft.', 'Er trinkt jeden Morgen Kaffee.']
 
 

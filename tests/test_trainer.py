@@ -90,6 +90,9 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
   lines = lines_of(whole)
   assert [line['step'] for line in lines] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
   assert {'loss', 'grad_norm', 'learning_rate', 'tokens_per_second', 'input_wait_share'} <= lines[0].keys()
+  parts = [lines[0][f'objective/{name}'] for name in ('smoothed_cross_entropy', 'balance')]
+  assert lines[0]['objective'] == pytest.approx(sum(parts), rel=1e-6)
+  assert parts[1] == pytest.approx(0.01 * lines[0]['aux_loss'], rel=1e-6)
   assert {
     f'moe/{stack}/layer_01/{what}'
     for stack in ('encoder', 'decoder')

@@ -26,8 +26,29 @@ the page, and `lingvo-moe models --model=NAME` prints a model's command, weights
 that train on a laptop and have a result. Every giant has a sibling `...Tiny` of the same graph."""
 _FIELDS_HEAD = """# Fields of a configuration
 
-This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --model=NAME` prints the
-values of one model. `python tools/reference_pages.py --page=fields` makes the page."""
+This page lists every field that `--set NAME=VALUE` can set, by topic.
+
+A *field* is a named value of a model's configuration, such as `num_experts = 8`. Fields describe the model, its data,
+its training and its decoding. A registered model is a class with values for them; `--set` changes a value for one run:
+
+```sh
+lingvo-moe models --model=mt.cldr.MoE8E --set num_experts=16
+```
+
+The command prints all values of the model. A run records its values in `config.json`. *A run may change it* marks a
+field that may have another value when a run continues.
+`python tools/reference_pages.py --page=fields` makes the page."""
+_NEXT = {
+  'models': """## Next
+
+- [fields.md](fields.md): the fields of a model.
+- [own_text.md](own_text.md): train one on your own text.
+- [quality.md](quality.md): what experts gain.""",
+  'fields': """## Next
+
+- [models.md](models.md): models with their values.
+- [add_a_model.md](add_a_model.md): a model of your own, with fields of its own.""",
+}
 _TASKS = {'mt': 'Translation', 'lm': 'Language models', 'switch': 'Span corruption, as T5 is trained'}
 
 
@@ -40,7 +61,7 @@ def models_page() -> str:
     rows = [_row(name, registry.about(name)) for name in names]
     module_doc = inspect.getdoc(sys.modules[f'lingvo_moe.params.{module}']).splitlines()[0]
     blocks += [f'### {module}', module_doc, _table(['model', 'what it is', 'result'], [row for row in rows if row])]
-  return '\n\n'.join(blocks)
+  return '\n\n'.join([*blocks, _NEXT['models']])
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:
@@ -68,7 +89,7 @@ def fields_page() -> str:
     rows = [[f'`{n}`', f'`{getattr(cls, n)!r}`', s.text] for n, s in fields.specs(cls).items() if n in own]
     title = inspect.getdoc(cls).splitlines()[0].rstrip('.')
     blocks += [f'## {title}', f'Class `{cls.__name__}`.', _table(['field', 'default', 'meaning'], rows)]
-  return '\n\n'.join(blocks)
+  return '\n\n'.join([*blocks, _NEXT['fields']])
 
 
 @app.command()

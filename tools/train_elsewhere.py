@@ -65,8 +65,11 @@ def export(run, name, config) -> None:
   from lingvo_moe.tasks.task import Feed, task_of
 
   new_folder.check(_OUT.value, 'an export')
-  task, program, checkpoints = task_of(config), config.program(), run.checkpoints()
-  step, mesh, feed = checkpoints.choose(), Mesh.parse(_MESH.value), Feed()
+  checkpoints, mesh, feed = run.checkpoints(), Mesh.parse(_MESH.value), Feed()
+  step = checkpoints.choose()
+  # A schedule may end with max_steps, which is 0 where the run was only begun.
+  config = dataclasses.replace(config, max_steps=max(config.max_steps, step + _STEPS.value))
+  task, program = task_of(config), config.program()
   stream = task.train_input(run.cache_dir, feed)
   with new_folder.writing(_OUT.value) as folder:
     file = lambda name: os.path.join(folder, name)

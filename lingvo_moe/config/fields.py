@@ -175,6 +175,7 @@ _TYPES = {
   float: 'a number',
   bool: 'True or False',
   bool | None: 'True, False or None',
+  int | None: 'an integer or None',
   float | None: 'a number or None',
   float | Literal['auto'] | None: "a number, 'auto' or None",
   str | None: 'a string or None',
@@ -195,6 +196,8 @@ def converted(value: Any, hint: Any) -> Any:
   if float in typing.get_args(hint):  # or one of the constants beside it
     constants = {None, *(constant for part in typing.get_args(hint) for constant in typing.get_args(part))}
     return value if isinstance(value, (str, type(None))) and value in constants else converted(value, float)
+  if hint == int | None:
+    return value if value is None else converted(value, int)
   is_number = hint in (int, float)
   if not isinstance(value, (int, float) if hint is float else hint) or (is_number and isinstance(value, bool)):
     raise TypeError  # to Python, True is an integer

@@ -17,13 +17,33 @@ LINE_SECONDS = 30.0  # between two plain lines
 _TICK_SECONDS = 1.0
 _NARROW = 79  # columns of a terminal that does not say how many it has
 
+_doing: list[tuple[Callable[[], str], float]] = []  # what runs that no unit counts, the innermost last; when it began
+
+
+@contextlib.contextmanager
+def doing(what: Callable[[], str]) -> Iterator[None]:
+  """Says what runs in a block, such as 'compiling', for a Progress to show while its units stand still."""
+  entry = what, time.monotonic()
+  _doing.append(entry)
+  try:
+    yield
+  finally:
+    _doing.remove(entry)
+
+
+def _now_doing(at_least: float = 0.0) -> str:
+  """What runs, for how long already: 'tracing decoder/layer_03, 41 s'; '' if for less than so many seconds."""
+  running = list(_doing)
+  seconds = time.monotonic() - running[0][1] if running else -1.0
+  return f'{running[-1][0]()}, {duration(seconds)}' if seconds >= at_least else ''
+
 
 class Progress(contextlib.AbstractContextManager):
   """Progress of `total` units of work, written to stderr.
 
   On a terminal it is a bar; a thread redraws it every second, so that the time moves while a unit takes long. In a log
-  file, which keeps every state of a bar, it is a line of its own after the first unit, now and then, and last. The
-  `label` heads it; `initial` units were done before.
+  file, which keeps every state of a bar, it is a line of its own after the first unit, now and then, and last. Both
+  have what `doing` says. The `label` heads it; `initial` units were done before.
   """
 
   def __init__(self, total: int, unit: str, *, initial: int = 0, label: str = '', quiet: bool = False):
@@ -39,7 +59,9 @@ class Progress(contextlib.AbstractContextManager):
       about = {'total': total, 'initial': initial, 'desc': label or None, 'unit': unit}
       self._bar = tqdm.tqdm(**about, **width, mininterval=0.5, miniters=1)
       self._stack.callback(self._bar.close)
-      self._stack.enter_context(_repeating(self._bar.refresh, _TICK_SECONDS))
+      self._stack.enter_context(_repeating(self._redraw, _TICK_SECONDS))
+    elif not quiet:
+      self._stack.enter_context(_repeating(self._say_doing, LINE_SECONDS))
 
   def update(self, units: int = 1) -> None:
     self._done += units
@@ -73,6 +95,14 @@ class Progress(contextlib.AbstractContextManager):
 
   def __exit__(self, *error) -> None:
     self.close()
+
+  def _redraw(self) -> None:
+    figures = ', '.join(f'{name}={value}' for name, value in self._figures.items())
+    self._bar.set_postfix_str(_now_doing() or figures)
+
+  def _say_doing(self) -> None:
+    if text := _now_doing(at_least=LINE_SECONDS / 10):
+      print(text, file=sys.stderr, flush=True)
 
   def _print_line(self, now: float) -> None:
     self._printed_at, self._printed = now, self._done

@@ -29,7 +29,7 @@ def base(code: str) -> str:
 
 
 class OtherLanguage:
-  """Whether a text is surely in another language than `code`; never of a language that py3langid does not know."""
+  """Whether a text is almost certainly in another language than `code`; never of one that py3langid does not know."""
 
   def __init__(self, code: str) -> None:
     self._language = base(code) if base(code) in set(_identifier().nb_classes) else None

@@ -76,8 +76,8 @@ class Rules:
   test: int | None = None  # pairs of test, likewise
   max_chars: int = 1000  # most characters of a line
   max_ratio: float = 3.0  # most that a side may be longer than the other makes expect
-  # whether lines that are surely in another language are dropped; None: where py3langid is installed and the files
-  # have at most 100 MB
+  # whether lines that are almost certainly in another language are dropped; None: where py3langid is installed and the
+  # files have at most 100 MB
   language_id: bool | None = None
   # similarity from which on most pairs that resemble an earlier one are dropped; 0: none are
   near_duplicates: float = 0.0

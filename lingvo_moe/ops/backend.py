@@ -11,6 +11,10 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import tensorflow as tf
+
+from lingvo_moe.core import progress
+
 F = TypeVar('F', bound=Callable)
 
 
@@ -47,12 +51,24 @@ def current() -> Backend:
 
 @contextlib.contextmanager
 def use(backend: Backend) -> Iterator[None]:
-  """Sets the backend in force for everything traced within."""
+  """Sets the backend in force for everything traced within, and says what is traced (progress.doing)."""
   token = _current.set(backend)
+  graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
   try:
-    yield
+    with progress.doing(functools.partial(_traced_last, graph)) if graph else contextlib.nullcontext():
+      yield
   finally:
     _current.reset(token)
+
+
+def _traced_last(graph: tf.Graph) -> str:
+  """Part of the model that a graph's newest operation is of: 'tracing decoder/layer_03'."""
+  operations = graph.get_operations()  # takes less than a millisecond
+  inside = operations and operations[-1].type != 'Placeholder'  # which is a weight, by the name of its reader
+  scopes = operations[-1].name.split('/')[:-1] if inside else []
+  is_gradient = scopes[:1] == ['gradient_tape']
+  where = '/'.join(scopes[is_gradient:][:2])
+  return ' '.join(filter(None, ['tracing', 'gradients of' * is_gradient, where]))
 
 
 def operation(reference: F) -> F:

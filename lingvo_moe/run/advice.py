@@ -8,6 +8,7 @@ from lingvo_moe.tasks import metrics
 
 _SKIPPED = 3  # calls of the runtime that may trace and compile
 _DROPPED = 0.2  # share of the choices of a step
+_FORWARD = 1 / 3  # of a step's time, where no gradient is computed
 _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_STEPS that took _SECONDS
 
 
@@ -47,12 +48,15 @@ class Advice:
       self._training.log.say(self._estimate(step.number))
 
   def _estimate(self, step: int) -> str:
-    each = self._seconds / self._steps
+    config, each = self._training.config, self._seconds / self._steps
     epoch = f'an epoch takes about {duration(each * self._epoch)}, and ' if self._epoch else ''
-    left = max(self._training.config.max_steps - step, 0)
+    left = max(config.max_steps - step, 0)
+    positions = 0 if self._training.task.dev_metric else self._training.dev_input.positions
+    evaluations = -(-config.max_steps // config.eval_every) - step // config.eval_every
+    of_dev = each * evaluations * _FORWARD * positions / config.batch_tokens
     return (
-      f'{1 / each:.3g} steps a second here: {epoch}the {left:,} steps that are left about {duration(each * left)}, '
-      'evaluations aside'
+      f'{1 / each:.3g} steps a second here: {epoch}the {left:,} steps that are left {"at most " * bool(config.patience)}'
+      f'about {duration(each * left + of_dev)}, evaluations {"included" if positions else "aside"}'
     )
 
 

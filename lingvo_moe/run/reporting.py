@@ -106,7 +106,7 @@ class TrainLog:
     if write:
       elapsed = time.perf_counter() - self._since
       pace = {'tokens_per_second': self._tokens / elapsed, 'input_wait_share': self._waited / elapsed}
-      values = {**self._task.scalars(metrics), **pace}
+      values = {'objective': float(metrics['objective']), **self._task.scalars(metrics), **pace}
       self._write(step, values)
       self._progress.show(loss=f'{values["loss"]:.3f}', **{'tokens/s': f'{pace["tokens_per_second"]:.0f}'})
       self._reset()

@@ -96,14 +96,15 @@ class RunDir:
       raise
 
   def begin(
-    self, name: str, config: TaskConfig, check: Callable[[TaskConfig], None] = lambda config: None
+    self, name: str, config: TaskConfig, settle: Callable[[TaskConfig], TaskConfig] = lambda config: config
   ) -> TaskConfig:
     """Begins or resumes a run with a configuration: prepares the task's files, and writes config.json.
 
     Args:
       name: of the model.
       config: as the flags ask for it.
-      check: called with the configuration before it is written; may refuse it.
+      settle: called with the configuration before it is written; returns it without None where a field is left to the
+        corpus, or refuses it.
 
     Returns:
       The configuration, which names the run's own files.
@@ -126,13 +127,16 @@ class RunDir:
     self._fetch()
     config = task_of(config).prepare(self.vocab_dir, resumed)
     may_change = fields.may_change(type(config)) if resumed else []
+    if resumed:
+      kept = [n for n, spec in fields.specs(type(config)).items() if spec.settled and getattr(config, n) is None]
+      config = dataclasses.replace(config, **{name: getattr(old, name) for name in kept})
     if resumed and (changed := configuration.differences(old, config, may_change)):
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
         f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
         f'run by --init_from={self.path}'
       )
-    check(config)
+    config = settle(config)
     self.write_config(name, config)
     return config
 

@@ -14,11 +14,12 @@ from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.reporting import NoLog, TrainLog
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks.task import DevInput, Task, TaskConfig, TrainInput
 
 
 class Diverged(Exception):
-  """A loss, a gradient or a weight that is not finite, after a step."""
+  """An objective, a gradient or a weight that is not finite, after a step."""
 
   def __init__(self, step: int, what: str):
     super().__init__(f'at step {step} {what}')
@@ -76,7 +77,7 @@ class Training:
     """Saves the runtime's state, in the background unless `wait`.
 
     Raises:
-      Diverged: a weight is not finite, as a step with a finite loss can leave it.
+      Diverged: a weight is not finite, as a step with a finite objective can leave it.
     """
     if name := self.runtime.not_finite():
       raise Diverged(self.runtime.step, f'{name} is not finite')
@@ -99,7 +100,7 @@ class Training:
     self.saver.wait()
     last = self.checkpoints.latest()
     good = f'the checkpoint of step {last} is kept' if last is not None else 'no checkpoint had been saved yet'
-    self.run.finish(diverged.step, 'the loss was not finite')
+    self.run.finish(diverged.step, log_directory.NOT_FINITE)
     return UserError(
       f'the loss must stay finite; {diverged} ({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, '
       'in a new --logdir with --init_from if you like'
@@ -117,10 +118,10 @@ class Training:
 
 
 def check_finite(step: Step) -> None:
-  """Raises Diverged when the loss or the gradient is not finite."""
-  loss, grad_norm = step.metrics['loss'], step.metrics['grad_norm']
-  if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-    raise Diverged(step.number, f'loss={loss}, grad_norm={grad_norm}')
+  """Raises Diverged when the objective or the gradient is not finite."""
+  objective, grad_norm = step.metrics['objective'], step.metrics['grad_norm']
+  if not (math.isfinite(objective) and math.isfinite(grad_norm)):
+    raise Diverged(step.number, f'objective={objective}, grad_norm={grad_norm}')
 
 
 def steps(training: Training, steps_per_loop: int = 1) -> Iterator[Step]:

@@ -1,5 +1,6 @@
 """Local runtime, one CPU or GPU with plain TensorFlow: a tf.function reads and assigns variables with the state."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -8,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import cpu, gpu, xla
@@ -115,7 +117,7 @@ class LocalRuntime(Runtime):
 
     It is traced once for the names and types of a batch, with all sizes dynamic unless it is compiled.
     """
-    traced = None
+    traced, seen = None, set()
 
     def with_backend(batch):
       with backend_lib.use(backend):
@@ -129,7 +131,11 @@ class LocalRuntime(Runtime):
         # A partial, as TensorFlow counts tracings by code: our functions, of one code, would look like one retraced
         # often.
         traced = tf.function(functools.partial(with_backend), autograph=False, **options)
-      return traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})
+      shapes = tuple(x.shape for x in batch.values()) if jit else ()
+      first = shapes not in seen
+      seen.add(shapes)
+      with progress.doing(lambda: 'compiling') if first else contextlib.nullcontext():
+        return traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})
 
     return call
 

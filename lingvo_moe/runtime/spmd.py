@@ -27,6 +27,7 @@ from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.mesh import ACTIVATIONS, Mesh
+from lingvo_moe.core.progress import doing
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Batch, Function, Runtime
@@ -261,7 +262,8 @@ class _Compiled:
     shapes = tuple((name, x.shape) for name, x in batch.items())
     if shapes not in self._programs:
       begun = time.perf_counter()
-      self._programs[shapes] = self._stage(state, batch).lower().compile()
+      with doing(lambda: 'compiling'):
+        self._programs[shapes] = self._stage(state, batch).lower().compile()
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun

@@ -33,6 +33,8 @@ ROUTING_LOG = 'routing.jsonl'
 TRAIN_LOG = 'train.jsonl'
 VOCAB = 'vocab'
 
+NOT_FINITE = 'the loss was not finite'  # reason in finished.json why training ended
+
 # Files of a decoded step: summaries, and endings after the name of a pair.
 SCORES = 'scores.json'
 PERPLEXITY = 'perplexity.json'
@@ -67,6 +69,19 @@ def moe_metrics(line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
       layer, _, statistic = name.removeprefix('moe/').rpartition('/')
       by_layer.setdefault(layer, {})[statistic] = value
   return by_layer
+
+
+def objective_part(name: str) -> str:
+  """Name in the training log of a part of the objective: 'objective/balance'."""
+  return f'objective/{name}'
+
+
+def renamed(line: dict[str, Any]) -> dict[str, Any]:
+  """Line of the training log in today's names: an earlier version called the objective 'loss', and the loss 'xent'."""
+  if 'xent' not in line or 'objective' in line:
+    return line
+  today = {'xent': 'loss', 'loss': 'objective'}
+  return {today.get(name, name): value for name, value in line.items()}
 
 
 def dropped(rank: int) -> str:
@@ -191,8 +206,8 @@ class LogDirectory:
     return os.path.join(self.path, self.averaged['of'] if self.averaged else '', name)
 
   def train_log(self, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
-    """Lines of the log of training, see json_files.lines; none where that is gone."""
-    return _read_lines(self.of_training(TRAIN_LOG), **kinds)
+    """Lines of the log of training, `renamed`, see json_files.lines; none where that is gone."""
+    return map(renamed, _read_lines(self.of_training(TRAIN_LOG), **kinds))
 
   @functools.cached_property
   def loads(self) -> list[Loads]:

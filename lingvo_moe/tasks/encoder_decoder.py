@@ -53,7 +53,7 @@ class EncoderDecoder(InputSettings, LossSettings):
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Training loss of a batch with arrays by BATCH_KEYS; see losses.token_loss. Metrics have 'source_tokens' too.
+    """Objective of a batch with arrays by BATCH_KEYS; see losses.token_loss. Metrics have 'source_tokens' too.
 
     With ALIGNED in the batch, the mean over target tokens of -log(attention to their source position) is added, times
     `guided_weight` (Chen et al., 2016, arXiv 1607.01628). That attention is taken before its dropout.
@@ -67,12 +67,13 @@ class EncoderDecoder(InputSettings, LossSettings):
     """
     x_BTM, routing, attention_BTU = self._run(theta, batch, key, aligned=ALIGNED in batch)
     scored = *self._output(theta), x_BTM, batch['tgt_labels'], _real(batch)
-    loss, metrics = losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)
+    objective, metrics = losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)
     if ALIGNED in batch:
-      tokens = (totals or self.totals(batch))['target_tokens']
-      loss += self.guided_weight * losses.alignment_loss(attention_BTU, batch[ALIGNED]) / tf.maximum(tokens, 1.0)
-      metrics = {**metrics, 'loss': loss}
-    return loss, {**metrics, 'source_tokens': losses.count_tokens(batch['src_segments'])}
+      tokens = tf.maximum((totals or self.totals(batch))['target_tokens'], 1.0)
+      guided = self.guided_weight * losses.alignment_loss(attention_BTU, batch[ALIGNED]) / tokens
+      objective += guided
+      metrics = {**metrics, 'objective_parts': {**metrics['objective_parts'], 'alignment': guided}}
+    return objective, {**metrics, 'source_tokens': losses.count_tokens(batch['src_segments'])}
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Logits of every next symbol given those before it: (float32 [B, T, V], Routed by layer)."""

@@ -1,6 +1,7 @@
 """Loss over target tokens and of gates, and counts of tokens and groups, from outputs, labels and routing."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,11 +64,12 @@ def token_loss(
     training: whether labels are smoothed.
 
   Returns:
-    (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'aux_loss', 'routing'}): `xent` is the sum over target
-    tokens of -log p (not smoothed); `loss` is the mean over target tokens of the smoothed cross-entropy and z-loss,
-    times the LOSS_FACTORS of a batch that has some, plus aux_loss_weight times `aux_loss`, and the router z-loss; see
-    gate_losses. By part also 'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are experts,
-    'choices_by_<subset>', {layer: [P, E]}.
+    (the objective, {'loss', 'objective_parts', 'xent', 'target_tokens', 'aux_loss', 'routing'}): `xent` is the sum over
+    target tokens of -log p (not smoothed), and `loss` their mean. The objective is the sum of its parts: the mean over
+    target tokens of the smoothed cross-entropy and z-loss, times the LOSS_FACTORS of a batch that has some;
+    aux_loss_weight times `aux_loss`; and the router z-loss; see gate_losses. By part of the text also
+    'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are experts, 'choices_by_<subset>',
+    {layer: [P, E]}.
   """
   factor_BT = real_BT
   if LOSS_FACTORS in batch:
@@ -75,15 +77,18 @@ def token_loss(
   smoothing = settings.label_smoothing if training else 0.0
   weights = {'smoothing': smoothing, 'z_weight': settings.z_loss_weight}
   xent_BT, loss_sum = output.loss(theta, x_BTM, label_BT, factor_BT, **weights)
-  target_tokens = tf.reduce_sum(real_BT)
+  xent, target_tokens = tf.reduce_sum(xent_BT * real_BT), tf.reduce_sum(real_BT)
   aux_loss, z_loss = gate_losses(routing, totals)
-  loss = loss_sum / tf.maximum(totals['target_tokens'] if totals else target_tokens, 1.0)
-  loss += settings.aux_loss_weight * aux_loss
+  all_tokens = tf.maximum(totals['target_tokens'] if totals else target_tokens, 1.0)
+  parts = {'smoothed_cross_entropy': loss_sum / all_tokens}
+  if routing:
+    parts['balance'] = settings.aux_loss_weight * aux_loss
   if settings.router_z_loss_weight:
-    loss += settings.router_z_loss_weight * z_loss
+    parts['router_z'] = settings.router_z_loss_weight * z_loss
   metrics = {
-    'loss': loss,
-    'xent': tf.reduce_sum(xent_BT * real_BT),
+    'loss': xent / all_tokens,
+    'objective_parts': parts,
+    'xent': xent,
     'target_tokens': target_tokens,
     'aux_loss': aux_loss,
     'routing': {name: r.stats for name, r in routing.items()},
@@ -93,7 +98,7 @@ def token_loss(
     metrics |= choices_by_subset(settings.subset, routing, member_BP)
   if settings.report_decisions:
     metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
-  return loss, metrics
+  return functools.reduce(tf.add, parts.values()), metrics
 
 
 def token_scores(logits_BTV: tf.Tensor, label_BT: tf.Tensor, real_BT: tf.Tensor) -> tf.Tensor:

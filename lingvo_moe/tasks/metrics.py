@@ -8,15 +8,15 @@ from lingvo_moe.storage import log_directory
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-  """Loss, gradient norm and learning rate by name; of every MoE layer its balance, drops and entropy.
+  """Loss, parts of the objective, gradient norm and learning rate by name; of MoE layers balance, drops and entropy.
 
   Args:
     metrics: a training step's, with 'xent' and 'target_tokens' summed over the batch, and 'routing', {layer: Stats}.
   """
   tokens = max(float(metrics['target_tokens']), 1.0)
   flat = {
-    'loss': metrics['loss'],
-    'xent': metrics['xent'] / tokens,
+    'loss': metrics['xent'] / tokens,
+    **{log_directory.objective_part(name): value for name, value in metrics.get('objective_parts', {}).items()},
     'aux_loss': metrics['aux_loss'],
     'grad_norm': metrics['grad_norm'],
     'learning_rate': metrics['learning_rate'],

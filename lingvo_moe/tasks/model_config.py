@@ -6,6 +6,7 @@ and its decoding, and says in `model()` which model they make; see tasks/mt/mt_c
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from lingvo_moe.config import fields
@@ -23,13 +24,19 @@ from lingvo_moe.optim.adam import Adam, AdamW
 from lingvo_moe.optim.moving_average import WithMovingAverage
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
+from lingvo_moe.tasks import run_length
 
 _Part = TypeVar('_Part')
 _OF_OPTIMIZERS = {'beta2_cap': ('adafactor',), 'adam_beta2': ('adam', 'adamw'), 'weight_decay': ('adamw',)}
-_SCHEDULES = {
-  'inverse_sqrt': schedule.InverseSquareRoot,
-  'warmup_inverse_sqrt': schedule.WarmupInverseSquareRoot,
-  'constant': lambda learning_rate, warmup_steps: schedule.ConstantRate(learning_rate),
+_NO_END = 2**31 - 1
+_CHOSEN = '; None: chosen when a run begins, '
+_SCHEDULES: dict[str, Callable[..., schedule.Schedule]] = {  # functions of learning_rate, warmup_steps, max_steps
+  'inverse_sqrt': lambda rate, warmup, end: schedule.InverseSquareRoot(rate, warmup),
+  'warmup_inverse_sqrt': lambda rate, warmup, end: schedule.WarmupInverseSquareRoot(rate, warmup),
+  'warmup_linear': schedule.WarmupLinear,
+  'cosine': schedule.WarmupCosine,
+  'wsd': schedule.WarmupStableDecay,
+  'constant': lambda rate, warmup, end: schedule.ConstantRate(rate),
 }
 
 
@@ -38,7 +45,7 @@ class BatchConfig:
   """Any model: corpus folder, batches and seed."""
 
   data_dir: str = changeable(
-    '', 'Folder of the corpus; docs/own_text.md and docs/language_models.md describe its layout.'
+    '', 'Folder of the corpus; docs/corpora.md and docs/language_models.md describe its layout.'
   )
   batch_tokens: int = field(
     4096,
@@ -206,12 +213,20 @@ class ModelConfig(BatchConfig):
   )
   schedule: str = field(
     'inverse_sqrt',
-    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
-    'learning_rate at warmup_steps, then falling as 1 / sqrt(t).',
+    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); the others rise linearly to '
+    'learning_rate at warmup_steps. warmup_inverse_sqrt: then falling as 1 / sqrt(t); warmup_linear: then falling '
+    'linearly, to 0 after max_steps; cosine: as half a cosine, to final_rate at max_steps; wsd (warm-up, stable, '
+    'decay): level, and linear to final_rate over the last decay_share of max_steps. constant: always learning_rate.',
     choices=tuple(_SCHEDULES),
   )
+  final_rate: float = field(
+    0.0, 'Share of learning_rate at max_steps, of the schedules cosine and wsd.', at_least=0, at_most=1
+  )
+  decay_share: float = field(0.2, 'Share of max_steps over which the schedule wsd decays.', above=0, at_most=1)
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
-  warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
+  warmup_steps: int | None = field(
+    10_000, f'Steps before the schedule falls{_CHOSEN}a tenth of max_steps, 4000 at most.', at_least=1, settled=True
+  )
   freeze: str = field(
     '',
     "Parts of the weights that stay as they begin, 'encoder' or 'encoder,source_embedding', for runs with --init_from.",
@@ -228,14 +243,23 @@ class ModelConfig(BatchConfig):
     "Patterns of the matrices with adapters, by the ends of their names: 'wq,moe/w?', 'decoder/*/w?'; all: '*'.",
   )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
-  max_steps: int = changeable(100_000, 'Step at which training ends.', at_least=0)
+  max_steps: int | None = changeable(
+    100_000,
+    f'Step at which training ends{_CHOSEN}so many that training reads {run_length.POSITIONS:,} * sqrt(n) positions, '
+    'where an epoch has n.',
+    at_least=0,
+    settled=True,
+  )
   log_every: int = changeable(
     1,
     'Steps between lines of train.jsonl and of the event file; a checkpoint between has a line of totals in the first.',
     at_least=1,
   )
-  eval_every: int = changeable(
-    1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1
+  eval_every: int | None = changeable(
+    1000,
+    f'Steps between evaluations of dev cross-entropy, each of which also saves{_CHOSEN}a twentieth of max_steps.',
+    at_least=1,
+    settled=True,
   )
   save_every: int = changeable(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0)
   keep_checkpoints: int = changeable(3, 'Newest checkpoints that are kept, in addition to the best.', at_least=1)
@@ -266,6 +290,16 @@ class ModelConfig(BatchConfig):
       raise UserError(f'{"lora_matrices" if self.lora_rank else "freeze"}: {e}') from None
     if not trained:
       fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
+
+  @property
+  def _schedule(self) -> schedule.Schedule:
+    decay = {}
+    if self.schedule in ('cosine', 'wsd'):
+      decay['final'] = self.final_rate
+    if self.schedule == 'wsd':
+      decay['share'] = self.decay_share
+    of_steps = self.warmup_steps or 1, self.max_steps or _NO_END
+    return _SCHEDULES[self.schedule](self.learning_rate, *of_steps, **decay)
 
   @property
   def _optimizer(self) -> Optimizer:
@@ -367,7 +401,7 @@ class ModelConfig(BatchConfig):
       Program,
       model=self.model(),
       optimizer=WithMovingAverage(self._optimizer, self.average_decay) if self.average_decay else self._optimizer,
-      schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
+      schedule=self._schedule,
       frozen=names(self.freeze),
       lora=Lora(self.lora_rank, self.lora_alpha, names(self.lora_matrices)) if self.lora_rank else None,
     )

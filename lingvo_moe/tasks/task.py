@@ -122,6 +122,7 @@ class DevInput:
   subsets: Sequence[str]  # names of the parts of the text by which losses are reported; see Task.subset
   # numbers of 'words' and 'bytes' of the text, by which the loss is reported too; {}: not counted
   units: Mapping[str, int] = types.MappingProxyType({})
+  positions: int = 0  # of all batches, padding included; 0: not known
   content_hash: str  # of all that the loss is computed on, over all processes. Losses are compared where it is equal.
 
   def __iter__(self) -> Iterator[Batch]:
@@ -336,7 +337,7 @@ class Task:
     return {}
 
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Logged values of a training step's metrics, by name; 'loss' among them."""
+    """Logged values of a training step's metrics, by name; 'loss' among them, the cross-entropy in nats a token."""
     return metrics_lib.scalars(metrics)
 
   # Decoding

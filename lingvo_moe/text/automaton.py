@@ -1,4 +1,4 @@
-"""Automaton over the symbols of a vocabulary: text begins with a prefix, and banned words do not come.
+"""Automaton over the symbols of a vocabulary: text that begins with a prefix and contains no banned word.
 
 It reads the bytes that symbols write, and so holds whatever symbols a model spells a word with.
 """

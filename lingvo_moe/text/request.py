@@ -29,7 +29,7 @@ class TranslationRequest:
   Attributes:
     alignments: whether each has an Alignment.
     prefix: text with which each begins. Its last word may go on, unless a space follows it.
-    ban: words or phrases that do not come, in any case of their letters.
+    ban: words or phrases that a translation must not contain, in upper or lower case.
     terms: (word or phrase, its translation): one that is in a source must come translated so. Also a dict, or a list of
       'word=translation'.
     search: one of SEARCHES: beam search, samples, or those of mbr_samples samples that agree most with the others

@@ -13,7 +13,7 @@ class Dense(MtConfig):
   """No experts: 11.5M weights, 9.42M used by a token.
 
   Run:     python tools/bench.py --model=mt.bench_s.Dense --what=train,decode
-  Result:  see README
+  Result:  docs/speed.md
   """
 
   source_vocab_size: int = 8000
@@ -36,7 +36,7 @@ class Moe16(Dense):
   """16 experts in every other layer: 42.9M weights, 11.5M used by a token.
 
   Run:     python tools/bench.py --model=mt.bench_s.Moe16 --what=train,decode
-  Result:  see README
+  Result:  docs/speed.md
   """
 
   num_experts: int = 16
@@ -47,7 +47,7 @@ class Moe128(Dense):
   """128 experts in every other layer: 278M weights, 11.6M used by a token.
 
   Run:     python tools/bench.py --model=mt.bench_s.Moe128 --what=train,decode
-  Result:  see README
+  Result:  docs/speed.md
   """
 
   num_experts: int = 128
@@ -59,7 +59,7 @@ class Moe512(Dense):
   """512 experts in every other layer: 1.08B weights, 12M used by a token.
 
   Run:     python tools/bench.py --model=mt.bench_s.Moe512 --what=train,decode
-  Result:  see README
+  Result:  docs/speed.md
   """
 
   num_experts: int = 512

@@ -1,4 +1,4 @@
-"""m4mini: 100 languages into English and out of it, M4 in little; every model trains on one core of a CPU.
+"""m4mini: 100 languages into English and out of it, GShard's setting in a size that one core of a CPU trains.
 
 The corpus lies in <data_dir>/<iso639-3>-en/{train,dev,test}.{<iso639-3>,en}[.gz]. Sizes of the languages follow a power
 law (29,000 pairs to a few hundred in the set these values were chosen for), hence the temperature. Many scripts share
@@ -103,7 +103,7 @@ class XsDense(Dense):
 class XsMoE32E(XsDense):
   """Into English, size XS, 32 experts in every other layer of the encoder: 4.81M weights, 791k used by a token.
 
-  With experts in the decoder too it learns by heart the verses that are targets of many pairs, and translates worse.
+  With experts in the decoder too, it memorises the verses that are targets of many pairs, and translates worse.
 
   Result:  dev loss 3.406 after 10,380 steps; mean BLEU 5.8 on all lines of test. docs/quality.md.
   """

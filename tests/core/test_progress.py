@@ -50,20 +50,48 @@ def test_quiet_work_prints_nothing(capsys):
   assert capsys.readouterr().err == ''
 
 
-@pytest.mark.parametrize('columns', [0, 100])
-def test_a_bar_moves_while_nothing_is_done(columns, monkeypatch):
+@contextlib.contextmanager
+def terminal_of(columns, monkeypatch):
+  """Standard error is a terminal of some columns; yields a list, which later has what was shown there."""
   monkeypatch.setattr(progress, '_TICK_SECONDS', 0.1)
   ours, theirs = pty.openpty()
+  shown = []
   fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
   with os.fdopen(theirs, 'w') as terminal:
     monkeypatch.setattr(sys, 'stderr', terminal)
-    with Progress(3, 'step') as found:
-      found.update()
-      time.sleep(2.3)
-  shown = os.read(ours, 1 << 16).decode()
+    yield shown
+  shown.append(os.read(ours, 1 << 16).decode())
   os.close(ours)
-  assert '|' in shown and '1/3' in shown
-  assert '00:01' in shown and '00:02' in shown
+
+
+@pytest.mark.parametrize('columns', [0, 100])
+def test_a_bar_moves_while_nothing_is_done(columns, monkeypatch):
+  with terminal_of(columns, monkeypatch) as shown, Progress(3, 'step') as found:
+    found.update()
+    time.sleep(2.3)
+  assert '|' in shown[0] and '1/3' in shown[0]
+  assert '00:01' in shown[0] and '00:02' in shown[0]
+
+
+def test_a_bar_says_what_runs_while_no_unit_is_done_and_then_its_figures_again(monkeypatch):
+  with terminal_of(100, monkeypatch) as shown, Progress(3, 'step') as found:
+    found.show(loss='2.5')
+    with progress.doing(lambda: 'compiling'), progress.doing(lambda: 'tracing decoder/layer_03'):
+      time.sleep(1.3)
+    found.update()
+    time.sleep(0.5)
+  during, _, after = shown[0].rpartition('tracing decoder/layer_03, 1 s')
+  assert 'tracing decoder/layer_03, 0 s' in during and 'compiling' not in shown[0]
+  assert '1/3' in after and 'loss=2.5' in after
+
+
+def test_a_log_file_gets_a_line_now_and_then_of_what_runs_long(monkeypatch, capsys):
+  monkeypatch.setattr(progress, 'LINE_SECONDS', 0.5)
+  with Progress(3, 'step'), progress.doing(lambda: 'compiling'):
+    with progress.doing(lambda: 'tracing softmax'):
+      time.sleep(0.8)
+    time.sleep(0.5)
+  assert re.fullmatch(r'tracing softmax, \d s\ncompiling, 1 s\n', capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

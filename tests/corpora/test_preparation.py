@@ -3,7 +3,7 @@
 import dataclasses
 import gzip
 import random
-import shlex
+import shutil
 import tracemalloc
 import unicodedata
 
@@ -485,11 +485,14 @@ def test_the_command(tmp_path):
   done = run('--dev=5', '--test=7')
   assert done.returncode == 0 and not done.stderr, done.stderr
   assert done.stdout.splitlines()[0].split() == ['lines', 'read', '60']
-  assert '--set pairs=de-en --set eval_sentences=0 --data_dir=DATA' in done.stdout.splitlines()[-1]
+  starts = '  lingvo-moe train --model=mt.starter.MoE8E --data_dir='
+  assert done.stdout.splitlines()[-1] == f'{starts}DATA --logdir=runs/de-en'
   assert len(read(tmp_path / 'DATA' / 'de-en', 'test', ('de', 'en'))) == 7
   spaced = run('--dev=0', '--test=7', '--out=MY DATA')
   (command_line,) = [line for line in spaced.stdout.splitlines() if 'lingvo-moe train' in line]
-  assert '--set dev_lines=2 --data_dir=' in command_line and '--data_dir=MY DATA' in shlex.split(command_line)
+  assert command_line == f"{starts}'MY DATA' --logdir=runs/de-en"
+  assert run('--pair=de-nl').stdout.splitlines()[-1] == f'{starts}DATA --logdir=runs/all'  # every pair of the folder
+  shutil.rmtree(tmp_path / 'DATA' / 'de-nl')
   refused = run()
   assert refused.returncode == 1 and refused.stderr.startswith('error: DATA/de-en is there already')
   assert 'corpora=train 1; web 1"' in run('--corpus=web').stdout

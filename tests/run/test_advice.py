@@ -14,7 +14,9 @@ class FakeTraining:
   """100 steps, 40 an epoch; every 10th is saved."""
 
   def __init__(self, steps_per_epoch=40.0, ended=''):
-    self.config = types.SimpleNamespace(max_steps=100)
+    self.config = types.SimpleNamespace(max_steps=100, eval_every=10, batch_tokens=512, patience=0)
+    self.task = types.SimpleNamespace(dev_metric=None)
+    self.dev_input = types.SimpleNamespace(positions=0)
     self.train_input = types.SimpleNamespace(steps_per_epoch=steps_per_epoch)
     self.said = []
     self.log = types.SimpleNamespace(say=self.said.append)
@@ -52,6 +54,21 @@ def test_an_epoch_then_once_how_long_it_takes(now):
 def test_few_slow_steps_are_enough(now):
   _, estimate = after(now, FakeTraining(), lambda number: 30.0)
   assert estimate.startswith('0.0333 steps a second here: an epoch takes about 20 min 0 s, and the 94 steps')
+
+
+def test_the_estimate_has_the_forward_passes_of_evaluations(now):
+  training = FakeTraining()
+  training.dev_input.positions = 3 * 1024  # at 0.5 s for 512, a third of it without gradients: 1 s
+  assert after(now, training, lambda number: 0.5)[1].endswith(
+    # From step 25 on there are 8, at steps 30 to 100.
+    'the 75 steps that are left about 46 s, evaluations included'
+  )
+  training = FakeTraining()
+  training.dev_input.positions, training.task.dev_metric = 3 * 1024, 'BLEU'  # translating takes longer
+  training.config.patience = 3
+  assert after(now, training, lambda number: 0.5)[1].endswith(
+    'the 75 steps that are left at most about 38 s, evaluations aside'
+  )
 
 
 def test_an_input_without_an_end_has_no_epoch_and_a_run_that_is_done_no_advice(now):

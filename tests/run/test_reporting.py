@@ -19,7 +19,7 @@ def lines(path):
 def train(path, first, last):
   """Steps of 128 target and 100 source tokens; the last is saved."""
   log = reporting.TrainLog(str(path), TASK, first)
-  metrics = dict.fromkeys(('loss', 'xent', 'aux_loss', 'grad_norm', 'learning_rate'), 1.0)
+  metrics = dict.fromkeys(('objective', 'xent', 'aux_loss', 'grad_norm', 'learning_rate'), 1.0)
   metrics |= {'target_tokens': 128.0, 'source_tokens': 100.0, 'routing': {}}
   for step in range(first + 1, last + 1):
     log.step(step, metrics, write=step % TASK.config.log_every == 0)

@@ -53,14 +53,16 @@ def test_a_run_of_an_earlier_version_counts_by_steps(checkpoints, tmp_path):
 
 
 def test_a_run_that_diverged_ends_for_decoders_too_and_names_its_last_checkpoint(checkpoints, tmp_path):
-  error = training(checkpoints, run=RunDir(str(tmp_path))).end(Diverged(7, 'loss=nan'))
+  error = training(checkpoints, run=RunDir(str(tmp_path))).end(Diverged(7, 'objective=nan'))
   assert isinstance(error, UserError)
-  assert str(error).startswith('the loss must stay finite; at step 7 loss=nan (the checkpoint of step 2000 is kept)')
+  assert str(error).startswith(
+    'the loss must stay finite; at step 7 objective=nan (the checkpoint of step 2000 is kept)'
+  )
   assert json_files.parse((tmp_path / 'finished.json').read_text()) == {'step': 7, 'reason': 'the loss was not finite'}
 
 
-@pytest.mark.parametrize('loss, grad_norm', [(1.0, math.inf), (1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0)])
-def test_a_loss_or_a_gradient_that_is_not_finite_stops_the_run(loss, grad_norm):
-  check_finite(Step(6, {'loss': 1.0, 'grad_norm': 1e30}, True))
-  with pytest.raises(Diverged, match=f'at step 7 loss={loss}, grad_norm={grad_norm}'):
-    check_finite(Step(7, {'loss': loss, 'grad_norm': grad_norm}, True))
+@pytest.mark.parametrize('objective, grad_norm', [(1.0, math.inf), (1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0)])
+def test_an_objective_or_a_gradient_that_is_not_finite_stops_the_run(objective, grad_norm):
+  check_finite(Step(6, {'objective': 1.0, 'grad_norm': 1e30}, True))
+  with pytest.raises(Diverged, match=f'at step 7 objective={objective}, grad_norm={grad_norm}'):
+    check_finite(Step(7, {'objective': objective, 'grad_norm': grad_norm}, True))

@@ -1,5 +1,6 @@
 """Names of what a run leaves: what is written under a name is read by it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,14 @@ def test_statistics_of_layers_are_read_by_the_names_they_are_written_under():
   assert line['moe/encoder/layer_01/first_dropped'] == 0.1 and line['moe/decoder/choice_9_dropped'] == 0.2
   assert log_directory.moe_metrics({'loss': 1.0, **line, 'moe/alone': 1.0}) == dict.fromkeys(layers, statistics)
   assert [name for name in statistics if log_directory.is_dropped(name)] == ['first_dropped', 'choice_9_dropped']
+
+
+def test_the_loss_of_a_line_of_an_earlier_version_is_what_it_called_xent(tmp_path):
+  old, new = {'step': 1, 'loss': 3.0, 'xent': 2.5}, {'step': 2, 'objective': 2.0, 'loss': 1.5}
+  own = {'step': 3, 'loss': 1.0}  # of a task that logs no more
+  (tmp_path / 'train.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in (old, new, own)))
+  read = list(LogDirectory(str(tmp_path), 'm', {}).train_log())
+  assert read == [{'step': 1, 'objective': 3.0, 'loss': 2.5}, new, own]
 
 
 def test_dev_losses_of_any_parts_and_tokens_of_both_sides_are_found():

@@ -12,7 +12,7 @@ def test_drops_of_every_choice_are_logged():
     aux_loss=2.0, groups=2.0, tokens=4.0, dropped_R=np.arange(10.0), skipped=1.0, entropy=0.0, z_loss=0.0, rounds=1.0,
     tokens_E=np.ones(3),
   )  # fmt: skip
-  step = dict.fromkeys(('loss', 'xent', 'aux_loss', 'grad_norm', 'learning_rate', 'target_tokens'), 1.0)
+  step = dict.fromkeys(('objective', 'xent', 'aux_loss', 'grad_norm', 'learning_rate', 'target_tokens'), 1.0)
   found = metrics.scalars({**step, 'routing': {'encoder/layer_01': stats}})
   dropped = {name.rpartition('/')[2]: value for name, value in found.items() if name.endswith('dropped')}
   assert list(dropped.values()) == [r / 4 for r in range(10)]

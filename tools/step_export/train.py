@@ -45,8 +45,8 @@ def main(steps: int | None, kept: list[int]) -> None:
       loss, tokens = float(sums[-1][0]), float(sum(x for _, of in jax.device_get(sums) for x in of))
       now = time.perf_counter()
       print(f'step {number}: loss {loss:.6g}, {tokens / (now - last):.0f} tokens/s', flush=True)
-      if not np.isfinite(loss):
-        raise SystemExit(f'the loss must stay finite; saw {loss} at step {number}')
+      if not np.isfinite(objective := float(metrics['objective'])):
+        raise SystemExit(f'the loss must stay finite; saw objective={objective} at step {number}')
       sums, last = [], now
     if evaluated := number % of_run['eval_every'] == 0 or number == end:
       losses.append([number, dev_loss(evaluate, state['weights'], map(put, dev))])

@@ -1,4 +1,4 @@
-"""Parity of a model on a mesh with one device: loss, gradients, weights, optimizer slots, routing and translations."""
+"""Parity of a model on a mesh with one device: objective, gradients, weights, slots, routing and translations."""
 
 import collections
 import dataclasses
@@ -45,7 +45,7 @@ class Observation(NamedTuple):
   """Results of a runtime, as numpy arrays."""
 
   initial: Mapping[str, np.ndarray]  # weights before the first step
-  steps: list[dict]  # for each train step: 'loss', 'grads', 'weights', 'slots', 'decisions'
+  steps: list[dict]  # for each train step: 'objective', 'grads', 'weights', 'slots', 'decisions'
   ids: np.ndarray  # of the translations
   scores: np.ndarray  # of the translations
   collectives: dict[str, int]  # in the partitioned train step, by kind
@@ -54,7 +54,7 @@ class Observation(NamedTuple):
 class Row(NamedTuple):
   """Differences of an observation from the reference, the largest over all steps."""
 
-  loss: float
+  objective: float
   gradients: float
   weights: float
   slots: float
@@ -66,7 +66,7 @@ class Row(NamedTuple):
   worst: str  # where the largest difference is
 
   def agrees(self, tolerance: float) -> bool:
-    close = all(number <= tolerance for number in (self.loss, self.gradients, self.weights, self.slots))
+    close = all(number <= tolerance for number in (self.objective, self.gradients, self.weights, self.slots))
     return close and self.flip_margin <= FLIP_MARGIN and self.same_ids and self.scores <= _SCORES
 
 
@@ -99,7 +99,7 @@ def observe(
     batch = task_of(config).random_batch(seed=step, full=False)
     rows = len(next(iter(batch.values()))) // runtime.feed_count  # that this process feeds
     metrics = runtime.train_step({name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()})
-    observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
+    observed.append({name: metrics[name] for name in ('objective', 'grads', 'weights', 'slots', 'decisions')})
   kinds = []
   if hasattr(runtime, 'train_program'):
     instructions = hlo.parse(runtime.train_program(task_of(config).random_batch(full=False)).as_text()).instructions()
@@ -113,11 +113,11 @@ def compare(reference: Observation, other: Observation) -> Row:
   Of several steps the largest difference counts. Updated weights are compared as `_Updates` says.
   """
   largest = dict.fromkeys(('grads', 'weights', 'slots'), (0.0, ''))
-  loss, flips, margin = 0.0, 0, 0.0
+  objective, flips, margin = 0.0, 0, 0.0
   updates = {name: _Updates(initial) for name, initial in reference.initial.items()}
   for a, b in zip(reference.steps, other.steps, strict=True):
     floor = _SCALE_FLOOR * max(float(np.max(np.abs(g))) for g in a['grads'].values())
-    loss = max(loss, _difference(a['loss'], b['loss'], floor))
+    objective = max(objective, _difference(a['objective'], b['objective'], floor))
     for kind in ('grads', 'slots'):
       largest[kind] = max(largest[kind], *((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items()))
     for name, weight in a['weights'].items():
@@ -130,7 +130,7 @@ def compare(reference: Observation, other: Observation) -> Row:
   length = max(reference.ids.shape[-1], other.ids.shape[-1])  # with dynamic shapes only as long as the batch needs
   padded = lambda ids_BWT: np.pad(ids_BWT, [(0, 0), (0, 0), (0, length - ids_BWT.shape[-1])])
   return Row(
-    loss=loss,
+    objective=objective,
     gradients=largest['grads'][0],
     weights=largest['weights'][0],
     slots=largest['slots'][0],

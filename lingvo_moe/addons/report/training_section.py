@@ -66,11 +66,10 @@ def _why_no_log(record: RunRecord) -> str:
 
 
 def _losses(records: Sequence[RunRecord], x: Callable[[dict], Any] = lambda line: line['step']) -> list[Curve]:
-  """Loss of training, without auxiliary losses where these are known apart, and of dev."""
+  """Loss of training and of dev."""
   drawn = []
   for record in records:
-    key = 'xent' if any('xent' in line for line in record.steps) else 'loss'
-    train = thinned(((x(line), line.get(key)) for line in record.steps), POINTS)
+    train = thinned(((x(line), line.get('loss')) for line in record.steps), POINTS)
     dev = thinned(((x(line), line.get('dev_loss')) for line in record.evaluations), POINTS)
     dev_colour, dash = (1, 0) if record.alone else (record.place, record.place + 1)
     drawn.append(Curve(record.label('training'), train, record.place, record.place))

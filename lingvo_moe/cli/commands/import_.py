@@ -9,8 +9,9 @@ that decode, translate, serve, score, export and lint take like any other, and w
   lingvo-moe translate RUN < source.txt
   lingvo-moe train --init_from=RUN --logdir=runs/mine --data_dir=CORPUS
 
-Families are those of docs/import.md. Nothing in the folder is executed; pickled weights (pytorch_model.bin) are
-read where torch is installed, and refused if they hold more than tensors. Memory holds one tensor at a time.
+Families: Marian, OPUS-MT, M2M100, NLLB-200, NLLB-MoE, T5, mT5, Switch Transformers, Mixtral. docs/import.md lists what
+of each is read. Nothing in the folder is executed; pickled weights (pytorch_model.bin) are read where torch is
+installed, and refused if they hold more than tensors. Memory holds one tensor at a time.
 """
 
 import os

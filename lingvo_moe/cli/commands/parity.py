@@ -2,8 +2,8 @@
 
 Compares a model on meshes with the same model on one device. Decodes with the initial weights and trains for a few
 steps, with the same seeds and batches in float32. Prints the differences of
-  the loss, all gradients, the updated weights and the optimizer slots: max|a - b| / max(max|a|, 1e-4 of the model's
-  largest gradient), for the worst tensor of the worst step
+  the objective, all gradients, the updated weights and the optimizer slots: max|a - b| / max(max|a|, 1e-4 of the
+  model's largest gradient), for the worst tensor of the worst step
   the routing: the number of tokens that were routed differently
   the decoder's symbols and scores
 and the collectives of the partitioned train step. Devices are virtual ones of this CPU, or those that JAX finds.
@@ -58,7 +58,7 @@ class Options(ModelOptions):
 
 
 LEGEND = """\
-loss, gradient, weights, slots: largest difference, max|a - b| / max(max|a|, 1e-4 of the largest gradient), in any step
+objective, gradient, weights, slots: max|a - b| / max(max|a|, 1e-4 of the largest gradient), the largest of any step
 routed otherwise: tokens that went to other experts, within the margin of that decision
 symbols, scores: the decoder's translations, and the largest difference of their scores
 collectives: in the partitioned train step"""
@@ -119,16 +119,16 @@ def _of_processes(options: Options, mesh: str, settings: Sequence[str], count: i
 
 def heading(width: int) -> str:
   """Heading of the table; `width` is that of the longest name of a mesh."""
-  return f'{"mesh":{width}}  loss     gradient weights  slots    routed otherwise  symbols  scores   collectives'
+  return f'{"mesh":{width}}  objective  gradient weights  slots    routed otherwise  symbols  scores   collectives'
 
 
 def line(mesh: str, row, width: int) -> str:
   """Line of the table for the differences on a mesh."""
   flips = f'{row.flips} (within {row.flip_margin:.0e})' if row.flips else '0'
   kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(row.collectives.items())) or '-'
-  numbers = '  '.join(f'{x:7.1e}' for x in (row.loss, row.gradients, row.weights, row.slots))
+  numbers = '  '.join(f'{x:7.1e}' for x in (row.gradients, row.weights, row.slots))
   same = 'same' if row.same_ids else 'DIFFER'
-  return f'{mesh:{width}}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}'
+  return f'{mesh:{width}}  {row.objective:9.1e}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}'
 
 
 @app.command(Options)

@@ -56,8 +56,8 @@ class Options(OptionGroup):
   )
   language_id: bool | None = flag(
     None,
-    'Drop lines that are surely in another language, by py3langid. Unset: if it is installed and files have at most '
-    '100 MB.',
+    'Drop lines that are almost certainly in another language, by py3langid. Unset: if it is installed and files have '
+    'at most 100 MB.',
   )
   near_duplicates: float = flag(
     0.0,
@@ -114,18 +114,16 @@ def main(argv: Sequence[str], options: Options) -> None:
   if warning := preparation.warning(decisions):
     print(warning, file=sys.stderr)
   print(f'\nwritten to {folder}; next:\n')
-  dev = '--set eval_sentences=0'
+  corpora = ''
   if rules.corpus != 'train':
     prefixes = parallel.prefixes(stem for stem, ending, _ in packed.named(folder) if ending == texts.sides[0])
     if not {*prefixes} & {'dev', 'test'}:
       print('warning: the folder has no dev or test yet, so nothing was kept apart from them', file=sys.stderr)
-    corpora = sorted({*prefixes} - {'dev', 'test'}, key=lambda prefix: (prefix != 'train', prefix))
-    dev += f' --set "corpora={"; ".join(f"{prefix} 1" for prefix in corpora)}"'
-  elif not decisions.count(preparation.LineOutcome.DEV):
-    dev += f' --set dev_lines={max(1, min(1000, decisions.count(preparation.LineOutcome.TRAIN) // 20))}'
+    known = sorted({*prefixes} - {'dev', 'test'}, key=lambda prefix: (prefix != 'train', prefix))
+    corpora = f' --set "corpora={"; ".join(f"{prefix} 1" for prefix in known)}"'
+  run = name if len(parallel.pair_folders(options.out)) == 1 else 'all'
   print(
-    f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(options.out)} '
-    f'--logdir=runs/{name}'
+    f'  lingvo-moe train --model=mt.starter.MoE8E --data_dir={shlex.quote(options.out)} --logdir=runs/{run}{corpora}'
   )
 
 

@@ -1,7 +1,7 @@
 """lingvo-moe vocab --data_dir=DATA --pairs='*-en' --side=source --vocab_size=8000 --output=vocab/source
 
 Trains a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) on the train split of one or
-more corpora. Writes OUTPUT.model and OUTPUT.vocab. docs/own_text.md describes the layouts of DATA.
+more corpora. Writes OUTPUT.model and OUTPUT.vocab. docs/corpora.md describes the layouts of DATA.
 
   lingvo-moe vocab --extend=RUN/vocab/source.model --languages=gsw --data_dir=DATA --output=vocab/more
 

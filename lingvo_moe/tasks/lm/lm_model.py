@@ -47,7 +47,7 @@ class LanguageModel(InputSettings, LossSettings):
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Training loss of a batch of 'inputs', 'labels' and 'segments'; see losses.token_loss and EncoderDecoder.loss."""
+    """Objective of a batch of 'inputs', 'labels' and 'segments'; see losses.token_loss and EncoderDecoder.loss."""
     x_BTM, routing = self._run(theta, batch, key)
     scored = *self._output(theta), x_BTM, batch['labels'], _real(batch)
     return losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)

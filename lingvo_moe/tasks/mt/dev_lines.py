@@ -58,17 +58,17 @@ def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
   try:
     pairs = _find(config, 'dev')
   except parallel.NoPairError:  # of plain files some have dev
-    if not config.dev_lines:
+    if config.dev_lines == 0:
       raise
     pairs = []
     for pair in _find(config, 'train'):
       with contextlib.suppress(parallel.MissingFilesError):
         pairs += parallel.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
   except parallel.MissingFilesError as e:
-    if not config.dev_lines:
+    if config.dev_lines == 0:
       raise UserError(f'{e}; or take dev text from train, with --set dev_lines=1000') from None
     pairs = []
-  if not config.dev_lines:
+  if config.dev_lines == 0:
     return pairs
   names = {pair.name for pair in pairs}
   try:
@@ -91,7 +91,7 @@ def choose(config: DataConfig, pairs: Sequence[parallel.Pair], sizes: Iterable[i
     pairs: of train or dev, from find_pairs.
     sizes: number of lines of each.
   """
-  taken = {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines else ()
+  taken = {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines != 0 else ()
   if not taken:
     return {}
   folders_with = collections.Counter(itertools.chain(*parallel.pair_folders(config.data_dir)))
@@ -103,9 +103,10 @@ def choose(config: DataConfig, pairs: Sequence[parallel.Pair], sizes: Iterable[i
 
 
 def _choose(config: DataConfig, pair: parallel.Pair, size: int, folders_with: Mapping[str, int]) -> np.ndarray:
-  if config.dev_lines * 2 > size:
+  wanted = max(1, min(1000, size // 20)) if config.dev_lines is None else config.dev_lines
+  if wanted * 2 > size:
     raise UserError(
-      f'dev_lines must leave half of the lines to train on; saw dev_lines={config.dev_lines}, and {pair.name} has '
+      f'dev_lines must leave half of the lines to train on; saw dev_lines={wanted}, and {pair.name} has '
       f'{size} lines: use at most {size // 2}'
     )
   _, paths = min(pair.sides, key=lambda side: (-folders_with[side[0]], side[0]))
@@ -114,7 +115,7 @@ def _choose(config: DataConfig, pair: parallel.Pair, size: int, folders_with: Ma
   _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
   repeated = np.ones(size, bool)
   repeated[first] = False
-  return np.sort(np.concatenate([first, np.flatnonzero(repeated)])[: config.dev_lines])
+  return np.sort(np.concatenate([first, np.flatnonzero(repeated)])[:wanted])
 
 
 def left_out(

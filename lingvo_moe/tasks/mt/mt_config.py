@@ -31,13 +31,21 @@ class DataConfig(BatchConfig):
   split_files: tuple[tuple[str, str], ...] = field(
     (), 'File prefixes of the splits that are not named after themselves.', way_out="e.g. (('dev', 'val'),)"
   )
-  dev_lines: int = field(
-    0, 'Lines of a pair without dev files that are taken from train for dev, and are not trained on.', at_least=0
+  dev_lines: int | None = field(
+    0,
+    'Lines of a pair without dev files that are taken from train for dev, and are not trained on; None: a twentieth of '
+    'train, 1000 at most.',
+    at_least=0,
   )
   source_vocab: str = changeable('', "SentencePiece .model of the source side; empty: trained into the run's folder.")
   target_vocab: str = changeable('', 'SentencePiece .model of the target side, likewise.')
   source_vocab_size: int = field(8000, 'Pieces of the source vocabulary.', at_least=1)
   target_vocab_size: int = field(8000, 'Pieces of the target vocabulary; unused if it is shared.', at_least=1)
+  vocab_by_corpus: bool = field(
+    False,
+    'Whether a vocabulary that is made for a run has only as many pieces as suit its corpus: 25 * sqrt(lines) besides '
+    'bytes and characters.',
+  )
   shared_vocab: bool = field(False, 'One vocabulary of source_vocab_size pieces for both sides.')
   character_coverage: float = field(
     0.9995,

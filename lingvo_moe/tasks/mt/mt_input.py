@@ -172,6 +172,7 @@ class HeldOutInput(task.DevInput):
     evenly = [np.arange(k) * n // max(k, 1) for n, k in zip(self._examples.sizes, counts, strict=True)]
     self._line = np.concatenate(evenly)
     self._plans = config.batcher(training=False).plan(*self._examples.lengths(self._pair, self._line))
+    self.positions = sum(plan.rows * plan.length for plan in self._plans)
 
   @functools.cached_property
   def content_hash(self) -> str:

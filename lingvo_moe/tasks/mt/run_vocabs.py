@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import parallel, text
 from lingvo_moe.storage import files, json_files
 from lingvo_moe.storage.files import lock
 from lingvo_moe.tasks.mt import dev_lines, vocab_training
@@ -18,7 +19,7 @@ from lingvo_moe.text import language_tags
 from lingvo_moe.text.sentences import TrainingLines
 
 # Settings that train_vocab has under the same names.
-_OF_TRAINING = ('vocab_size', 'temperature', 'max_sentences', 'character_coverage', 'tag_sides', 'seed')
+_OF_TRAINING = ('temperature', 'max_sentences', 'character_coverage', 'tag_sides', 'seed')
 _MEASURED_LINES = 10_000
 
 
@@ -128,6 +129,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str) -> str:
     'tag_target': config.tag_target,
     'tag_sides': config.tag_sides,
     'seed': config.seed,
+    'vocab_by_corpus': config.vocab_by_corpus,
     'corpus_tags': sorted({c.tag for c in config.mixture if c.tag}) if side != 'target' else [],
   }
   with lock(vocab_dir):
@@ -145,9 +147,11 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str) -> str:
       aside = files.set_aside(output + '.model')
       print(f'{output}.model was not made for this run; it is kept as {aside}', file=sys.stderr)
     pairs = dev_lines.trained_pairs(config)
+    asked = settings['vocab_size']
     vocab_training.train_vocab(
       pairs,
       output,
+      min(asked, _pieces_of(pairs)) if config.vocab_by_corpus else asked,
       **{name: settings[name] for name in _OF_TRAINING},
       side=side,
       weights=config.weights_of([pair.name for pair in pairs]),
@@ -160,6 +164,13 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str) -> str:
     made = {**settings, 'fingerprint': files.sha256(output + '.model')}
     files.write(output + '.json', json_files.dump(made, indent=2))
   return output + '.model'
+
+
+def _pieces_of(pairs: Sequence[parallel.Pair]) -> int:
+  """Pieces that suit a corpus: bytes, symbols and the characters of its first lines, and 25 * sqrt(lines) more."""
+  first = (itertools.islice(text.lines(files), _MEASURED_LINES) for pair in pairs for _, files in pair.sides)
+  characters = set().union(*itertools.chain.from_iterable(first))
+  return 300 + len(characters) + round(25 * math.sqrt(sum(map(parallel.count_lines, pairs))))
 
 
 def _settings(folder: str, side: str) -> dict[str, Any] | None:

@@ -121,7 +121,7 @@ def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
 @pytest.mark.slow
 def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
   row = assert_agree('dropless, scanned', 'expert:4', tolerance=5e-5)
-  assert max(row.loss, row.gradients, row.slots) <= 1e-5
+  assert max(row.objective, row.gradients, row.slots) <= 1e-5
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_what_switch_trains_with_agrees_with_one_device():
 
 def test_a_bfloat16_router_agrees_but_for_a_digit_of_its_gradient():
   row = assert_agree('bfloat16 router', 'data:2,expert:2', tolerance=2**-7)  # which has 8 bits
-  assert row.loss <= 1e-5 and row.worst.endswith('moe/gate')
+  assert row.objective <= 1e-5 and row.worst.endswith('moe/gate')
 
 
 def evaluated(model, runtime_of):
@@ -206,7 +206,7 @@ def test_the_update_may_be_split(model, mesh):
 @pytest.mark.slow
 def test_the_update_of_a_scanned_stack_that_keeps_all_may_be_split():
   row = assert_agree('scanned, kept', 'data:2,expert:2', tolerance=5e-5, split_update=True)
-  assert max(row.loss, row.gradients, row.slots) <= 1e-5
+  assert max(row.objective, row.gradients, row.slots) <= 1e-5
   assert row.collectives['all-to-all'] == 2 * 4  # nothing is made again
 
 
@@ -214,7 +214,7 @@ def test_the_update_of_a_scanned_stack_that_keeps_all_may_be_split():
 def test_a_scanned_stack_in_micro_batches_agrees_with_one_device(split_dense):
   # Of a bias that began at zero the weight is all updates, of gradients that rounding changes by this much.
   row = assert_agree('scanned', 'data:2,expert:2', split_dense, tolerance=5e-5)
-  assert max(row.loss, row.gradients, row.slots) <= 1e-5
+  assert max(row.objective, row.gradients, row.slots) <= 1e-5
   # In the loop over each stack: two AllToAlls forward, and going back two to make that again and two of the gradient.
   assert row.collectives['all-to-all'] == 2 * 6
 
@@ -224,7 +224,7 @@ def test_the_matrix_is_not_of_nothing():
   kept = [weight_GSR > 0 for s in steps for _, weight_GSR, _ in s['decisions'].values()]
   assert all(0.2 < np.mean(k[..., 1]) < 0.95 for k in kept)  # some second choices are skipped or dropped
   assert all(np.max(np.abs(g)) > 0 for g in steps[0]['grads'].values())
-  assert steps[0]['loss'] != steps[2]['loss']
+  assert steps[0]['objective'] != steps[2]['objective']
   assert len(np.unique(observed('moe', 'data:1').ids)) > 5
 
 
@@ -255,8 +255,8 @@ def test_each_step_may_begin_in_the_state_of_a_reference():
   reference = observed('dense', '')
   nothing = {name: np.zeros_like(w) for name, w in reference.steps[0]['weights'].items()}
   runtime_of = machine.connect(machine.LOCAL).make_runtime
-  second_loss = lambda reference: parity.observe(DENSE, runtime_of, 2, reference).steps[1]['loss']
-  assert second_loss(reference) == pytest.approx(reference.steps[1]['loss'], rel=1e-6)
+  second_loss = lambda reference: parity.observe(DENSE, runtime_of, 2, reference).steps[1]['objective']
+  assert second_loss(reference) == pytest.approx(reference.steps[1]['objective'], rel=1e-6)
   steps = [reference.steps[0] | {'weights': nothing}, *reference.steps[1:]]
   assert second_loss(reference._replace(steps=steps)) == pytest.approx(np.log(50), rel=1e-3)  # all symbols are alike
 
@@ -265,14 +265,19 @@ def an_observation(loss=1.0, grad=(2.0, 4.0), expert=0, margin=0.5, ids=3, score
   decisions = {
     'layer': (np.array([[[expert, 1], [1, 0]]]), np.array([[[0.7, 0.3], [1.0, 0.0]]]), np.array([[margin, 0.9]]))
   }
-  told = {'loss': loss, 'grads': {'w': np.array(grad)}, 'weights': {'w': np.ones(2)}, 'slots': {'w/row': np.ones(2)}}
+  told = {
+    'objective': loss,
+    'grads': {'w': np.array(grad)},
+    'weights': {'w': np.ones(2)},
+    'slots': {'w/row': np.ones(2)},
+  }
   step = {**told, 'decisions': decisions}
   return parity.Observation({'w': np.zeros(2)}, [step], np.array([[[ids, 2]]]), np.array([[score]]), {})
 
 
 def test_differences_by_hand():
   row = parity.compare(an_observation(), an_observation(loss=1.5, grad=(2.0, 3.0), score=-1.25))
-  assert row.loss == 0.5 and row.gradients == 0.25 and row.weights == row.slots == 0 and row.scores == 0.25
+  assert row.objective == 0.5 and row.gradients == 0.25 and row.weights == row.slots == 0 and row.scores == 0.25
   assert row.worst == 'w' and not row.agrees(0.1) and not row.agrees(1.0)  # the score is held to 1e-5 in any case
   assert parity.compare(an_observation(), an_observation()).agrees(0)
 
@@ -324,20 +329,20 @@ def test_what_a_token_that_went_elsewhere_changes_in_later_layers_and_steps_is_n
   assert parity.compare(a, later).flip_margin == far
 
 
-@pytest.mark.parametrize('kind', ['loss', 'grads', 'weights', 'slots'])
+@pytest.mark.parametrize('kind', ['objective', 'grads', 'weights', 'slots'])
 def test_nan_agrees_with_nothing(kind):
   """Of either side or of both; max() would pass over it."""
 
   def with_nan():
     found = an_observation()
     (step,) = found.steps
-    nan = float('nan') if kind == 'loss' else {name: np.full_like(x, np.nan) for name, x in step[kind].items()}
+    nan = float('nan') if kind == 'objective' else {name: np.full_like(x, np.nan) for name, x in step[kind].items()}
     return found._replace(steps=[step | {kind: nan}])
 
   for pair in ((with_nan(), an_observation()), (an_observation(), with_nan()), (with_nan(), with_nan())):
     row = parity.compare(*pair)
     assert not row.agrees(1e9)
-    assert row.loss == np.inf if kind == 'loss' else row.worst
+    assert row.objective == np.inf if kind == 'objective' else row.worst
 
 
 def test_other_symbols_do_not_agree():

@@ -100,7 +100,7 @@ def test_alignments_of_text_are_places_of_a_batch(guided, packing):
   assert seen > 30 and set(train.keys) == {*batch}
 
 
-def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
+def test_the_objective_has_what_attention_misses_and_training_lowers_it(guided):
   config, vocabs, cache_dir = guided
   train = TrainInput(config, vocabs, cache_dir, Feed(quiet=True))
   batch = {name: tf.constant(x) for name, x in train.batch(0).items()}
@@ -114,9 +114,10 @@ def test_the_loss_has_what_attention_misses_and_training_lowers_it(guided):
     places = np.argwhere(batch[ALIGNED].numpy() > 0)
     own = [attention_BTU[b, t, batch[ALIGNED][b, t] - 1] for b, t in places]
     plain = {name: x for name, x in batch.items() if name != ALIGNED}
-    (loss, _), (without, _) = program.model.loss(theta, batch), program.model.loss(theta, plain)
+    (objective, metrics), (without, _) = program.model.loss(theta, batch), program.model.loss(theta, plain)
     tokens = np.count_nonzero(batch['tgt_segments'])
-    np.testing.assert_allclose(loss - without, -np.log(own).sum() / tokens, rtol=1e-3)
+    np.testing.assert_allclose(objective - without, metrics['objective_parts']['alignment'], rtol=1e-3)
+    np.testing.assert_allclose(objective - without, -np.log(own).sum() / tokens, rtol=1e-3)
     return np.exp(np.log(own).mean())
 
   before = missed()

@@ -159,7 +159,7 @@ def test_factors_scale_the_loss_of_tokens_and_nothing_else():
     np.testing.assert_allclose(of_half[name], metrics[name])
 
 
-def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_mean():
+def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_mean():
   batch = make_batch([PAIRS[:2], PAIRS[2:]])
   loss, metrics = MODEL.loss(THETA, batch)
   logits, routing = MODEL.logits(THETA, batch)
@@ -171,6 +171,7 @@ def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_m
   assert float(metrics['target_tokens']) == 3 + 5 + 2
   assert float(metrics['source_tokens']) == 4 + 2 + 6
   np.testing.assert_allclose(metrics['xent'], xent, rtol=1e-5)
+  np.testing.assert_allclose(metrics['loss'], xent / 10, rtol=1e-5)
   stats = [routing[f'{stack}/layer_01'].stats for stack in ('encoder', 'decoder')]
   aux = sum(float(s.aux_loss / s.groups) for s in stats)
   np.testing.assert_allclose(metrics['aux_loss'], aux, rtol=1e-6)
@@ -188,16 +189,28 @@ def test_losses_and_choices_by_pair_are_those_of_the_rows_of_a_pair():
   assert np.sum(metrics['choices_by_pair']['decoder/layer_01']) == 2 * 10  # two experts a token, none without room
 
 
-def test_training_smooths_the_labels():
+def test_training_smooths_the_labels_of_the_objective_and_not_of_the_loss():
   plain = dataclasses.replace(ENCODER, moe=None, residual_dropout=0.0, attention=Attention(8, 2, 4))
   model = dataclasses.replace(
     MODEL, encoder=plain, decoder=dataclasses.replace(plain, cross_attention=True), input_dropout=0.0, z_loss_weight=0.0
   )
   theta, batch = theta_of(model, seed=7, scale=0.4), make_batch([[PAIRS[0]]])
-  loss, _ = model.loss(theta, batch, prng.key(0))
+  objective, metrics = model.loss(theta, batch, prng.key(0))
   log_p = tf.nn.log_softmax(model.logits(theta, batch)[0])[0].numpy()
   smoothed = [-0.9 * log_p[t, label] - 0.1 * log_p[t].mean() for t, label in enumerate([4, 5, 2])]
-  np.testing.assert_allclose(loss, np.mean(smoothed), rtol=1e-5)
+  np.testing.assert_allclose(objective, np.mean(smoothed), rtol=1e-5)
+  np.testing.assert_allclose(
+    metrics['loss'], -np.mean([log_p[t, label] for t, label in enumerate([4, 5, 2])]), rtol=1e-5
+  )
+
+
+def test_the_objective_is_the_sum_of_its_parts():
+  model = dataclasses.replace(MODEL, router_z_loss_weight=0.5)
+  objective, metrics = model.loss(THETA, make_batch([PAIRS[:2], PAIRS[2:]]), prng.key(0))
+  parts = metrics['objective_parts']
+  assert [*parts] == ['smoothed_cross_entropy', 'balance', 'router_z'] and all(float(x) > 0 for x in parts.values())
+  np.testing.assert_allclose(objective, sum(map(float, parts.values())), rtol=1e-6)
+  np.testing.assert_allclose(parts['balance'], MODEL.aux_loss_weight * metrics['aux_loss'], rtol=1e-6)
 
 
 def test_padding_rows_do_not_change_the_loss():
