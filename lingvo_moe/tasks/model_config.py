@@ -23,6 +23,7 @@ from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam, AdamW
 from lingvo_moe.optim.moving_average import WithMovingAverage
 from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.optim.schedule import Schedule
 from lingvo_moe.program import Program
 from lingvo_moe.tasks import run_length
 
@@ -30,7 +31,7 @@ _Part = TypeVar('_Part')
 _OF_OPTIMIZERS = {'beta2_cap': ('adafactor',), 'adam_beta2': ('adam', 'adamw'), 'weight_decay': ('adamw',)}
 _NO_END = 2**31 - 1
 _CHOSEN = '; None: chosen when a run begins, '
-_SCHEDULES: dict[str, Callable[..., schedule.Schedule]] = {  # functions of learning_rate, warmup_steps, max_steps
+_SCHEDULES: dict[str, Callable[..., Schedule]] = {  # functions of learning_rate, warmup_steps, max_steps
   'inverse_sqrt': lambda rate, warmup, end: schedule.InverseSquareRoot(rate, warmup),
   'warmup_inverse_sqrt': lambda rate, warmup, end: schedule.WarmupInverseSquareRoot(rate, warmup),
   'warmup_linear': schedule.WarmupLinear,
@@ -292,7 +293,7 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
 
   @property
-  def _schedule(self) -> schedule.Schedule:
+  def _schedule(self) -> Schedule:
     decay = {}
     if self.schedule in ('cosine', 'wsd'):
       decay['final'] = self.final_rate
