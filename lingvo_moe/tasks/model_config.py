@@ -109,7 +109,23 @@ class ModelConfig(BatchConfig):
   choices: int = field(
     2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
   )
-  groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
+  groups_of_experts: int = field(
+    0,
+    'Groups of experts, which divide num_experts: of a hierarchical gate; or of top_k, whose tokens choose among the '
+    'experts of chosen_groups alone (DeepSeek-V3); 0: none.',
+    at_least=0,
+  )
+  chosen_groups: int = field(1, 'Groups among whose experts a token of top_k chooses.', at_least=1)
+  router_score: str = field(
+    'softmax', 'Scores of the gates top_k and top_k_unnormalised, of the logits.', choices=('softmax', 'sigmoid')
+  )
+  router_bias_update_rate: float = field(
+    0.0,
+    'Loss-free balancing of top_k: a bias per expert, which the choice alone sees, moves by so much with each update '
+    '(arXiv 2408.15664, which has 0.001); 0: no bias. The balance loss remains: set aux_loss_weight=0.',
+    at_least=0,
+    at_most=1,
+  )
   expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=EXPERTS)
   expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
   shared_experts: int = field(
@@ -348,9 +364,10 @@ class ModelConfig(BatchConfig):
       )
       fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
     gate.check(self.num_experts)
-    if self.groups_of_experts and not hasattr(gate, 'groups_of_experts'):
-      able = ' or '.join(f'gate={name!r}' for name in gates.that_take('groups_of_experts'))
-      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', f'it is for {able}')
+    for name in ('groups_of_experts', 'chosen_groups', 'router_score', 'router_bias_update_rate'):
+      if getattr(self, name) != (off := getattr(ModelConfig, name)) and not hasattr(gate, name):
+        able = ' or '.join(f'gate={gate_name!r}' for gate_name in gates.that_take(name))
+        fields.refuse(self, name, f'{off!r} with gate={self.gate!r}', f'it is for {able}')
 
   def make(self, part: type[_Part], **values: Any) -> _Part:
     """A part such as a layer; fields that are not in `values` are those of the configuration with the same name."""
