@@ -1,7 +1,6 @@
 """Top-k gate, any k, with capacity or dropless, normalised or not, and the Switch gate."""
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import tensorflow as tf
@@ -11,6 +10,8 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, WeightSpec
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
+
+_LOWEST = -1e30  # score of an expert that is not to be chosen; finite, as it is multiplied by 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ class TopK(gate.LinearGate):
 
 
 def best_groups(scores_GSE: tf.Tensor, groups: int, chosen: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """Scores of the experts in the `chosen` best of groups of experts, -inf at all others; margins [G, S] of the groups.
+  """Scores of the experts in the `chosen` best groups, lowest at all others, and margins [G, S] of the groups.
 
   A group is of experts next to each other, and as good as the sum of its two best scores (DeepSeek-V3).
   """
@@ -102,7 +103,7 @@ def best_groups(scores_GSE: tf.Tensor, groups: int, chosen: int) -> tuple[tf.Ten
   best_GSR = gate.top_choices(group_GSJ, chosen)
   is_chosen_GSJ = tf.reduce_sum(tf.one_hot(best_GSR, groups), axis=-2)
   is_chosen_GSE = tf.repeat(is_chosen_GSJ, within, axis=-1) > 0
-  return tf.where(is_chosen_GSE, scores_GSE, -math.inf), gate.margin(group_GSJ, best_GSR)
+  return tf.where(is_chosen_GSE, scores_GSE, _LOWEST), gate.margin(group_GSJ, best_GSR)
 
 
 def with_loads(weight_GSR: tf.Tensor, bias_E: tf.Tensor, expert_GSR: tf.Tensor, taken_GSR: tf.Tensor) -> tf.Tensor:
