@@ -33,7 +33,7 @@ setup(
   package_data={
     'lingvo_moe.corpora.cldr': ['*.toml'],
     'lingvo_moe.params': ['*.gin', '*/*.gin'],
-    'lingvo_moe.addons.report': ['*.css'],
+    'lingvo_moe.addons.report': ['*.css', '*.js'],
     'lingvo_moe.addons.serving': ['*.css', '*.html', '*.js'],
   },
   include_package_data=False,

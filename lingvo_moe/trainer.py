@@ -22,7 +22,6 @@ from lingvo_moe.cli.options import flag
 from lingvo_moe.config import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files, log_directory
-from lingvo_moe.tasks import run_length
 from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
@@ -192,16 +191,14 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
 
 
 def settled(run: RunDir, config: TaskConfig, options: Options, group: ProcessGroup) -> TaskConfig:
-  """The configuration with numbers where fields are left to the corpus, which is compared with the record of the run."""
+  """The configuration with numbers where fields are left to the corpus; checks that against the record of the run."""
   from lingvo_moe.run import corpus_record
 
   cache_dir = options.cache_of(run)
   corpus_record.check(run, config, cache_dir, options.accept_changed_corpus, group.say)
-  if not run_length.is_open(config):
-    return config
-  train_input = task_of(config).train_input(cache_dir, Feed())
-  config, why = run_length.settled(config, train_input.steps_per_epoch, train_input.examples.total())
-  group.say(why)
+  config, why = task_of(config).settled(cache_dir)
+  if why:
+    group.say(why)
   return config
 
 

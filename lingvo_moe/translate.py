@@ -20,6 +20,7 @@ backslash and an n, and a backslash as two.
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import functools
 import io
 import os
@@ -36,6 +37,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.run import process_group
 from lingvo_moe.text import sentences
+from lingvo_moe.text.request import TranslationRequest
 from lingvo_moe.text.text_model import Asked
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
@@ -53,12 +55,19 @@ class Options(checkpoint_flags.RequestOptions, checkpoint_flags.TextOptions):
 
   target: str | None = flag(None, 'Target language, for models of several.')
   source: str | None = flag(None, 'Source language, for models that read it.')
+  placeholders: bool = flag(
+    True, 'Keep placeholders, such as {{name}} and %s, from the model, and put them back where their words went.'
+  )
   n_best: int = flag(1, 'Translations of each line, at most --beam_size.', lower_bound=1)
   batch_lines: int | None = flag(
     None,
     f'Lines to wait for and translate together; default: those that have arrived, at most {_MOST_LINES}.',
     lower_bound=1,
   )
+
+  @property
+  def request(self) -> TranslationRequest:
+    return dataclasses.replace(super().request, placeholders=self.placeholders)
 
 
 @app.command(Options, RuntimeOptions, tensorflow=False, takes=('logdir',))

@@ -12,6 +12,7 @@ import pytest
 
 NAME = next(filter(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')), None)
 KEYS = {'Enter': 13, 'Escape': 27, 'Tab': 9, 'ArrowLeft': 37, 'ArrowUp': 38, 'ArrowRight': 39, 'ArrowDown': 40}
+KEYS |= {'End': 35, 'Home': 36}
 CONTROL = 2  # modifier of a key
 _WAIT = 20.0  # seconds
 

@@ -22,7 +22,7 @@ class Stub:
   model, checkpoint = 'toy.Stub', 'step 3, the newest'
   over_the_length = 'over max_length=10 tokens'
   beam_size = 3
-  continues_text, able = False, ('alignments', 'ban', 'terms', 'search', 'top_k')
+  continues_text, able = False, ('alignments', 'ban', 'terms', 'search', 'top_k', 'placeholders')
 
   def __init__(self, pairs=(('de', 'en'), ('fr', 'en')), tags=()):
     self._pairs, self._tags = list(pairs), list(tags)

@@ -29,11 +29,11 @@ def test_what_a_task_leaves_out_is_refused_in_words(toy):
   task = task_lib.task_of(toy.Bytes())
   assert task.pairs_of(['ab']) == [] and task.choose_target(None) is None
   for call, words in (
-    (lambda: task.choose_target('de'), 'this model has no target language; saw --target=de: leave it out'),
+    (lambda: task.choose_target('de'), 'this model has no target language; saw target=.de.: leave it out'),
     (lambda: task.router(None), 'Bytes has no routing by sentence'),
     (task.text_function, 'Bytes is not exported: only models of translation are'),
     (task.random_batch, 'Bytes has no random batches to measure'),
-    (lambda: task_lib.Translator().score([], []), 'this model scores no pairs: use the decoder with --score'),
+    (lambda: task_lib.Translator().score([], []), 'this model scores no pairs: use lingvo-moe decode with --score'),
   ):
     with pytest.raises(UserError, match=words):
       call()
@@ -61,7 +61,7 @@ def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(toy, tmp_path, cap
   assert summary['perplexity'] == pytest.approx(math.exp(sum(map(float, nats)) / 10)) and summary['perplexity'] < 100
   assert capsys.readouterr().out == f'step 12, test\nperplexity {summary["perplexity"]:.2f}\n'
 
-  with pytest.raises(UserError, match="toy.Bytes has no field 'beam_size', so that --beam_size has no meaning"):
+  with pytest.raises(UserError, match="toy.Bytes has no field 'beam_size', so that beam_size= has no meaning"):
     decoder.decode(decoder.Options(run.path, once=True, beam_size=2))
   with pytest.raises(UserError, match='Bytes does not translate: use the decoder'):
     translate.translate(translate.Options(run.path), io.BytesIO(b''), io.StringIO())

@@ -82,7 +82,7 @@ def test_translate_fills_in_the_sentinels_of_lines(run):
   assert [number for number, *_ in best] == ['1', '1'] and float(best[0][1]) >= float(best[1][1])
   with pytest.raises(UserError, match='<extra_id_0> to <extra_id_7>; saw <extra_id_8>'):
     answers(run, ['<extra_id_8>'])
-  with pytest.raises(UserError, match='this model has no target language; saw --target=de'):
+  with pytest.raises(UserError, match='this model has no target language; saw target=.de.'):
     answers(run, ['x'], target='de')
   with pytest.raises(UserError, match='a beam of 4 has no 5 hypotheses'):
     answers(run, ['x'], n_best=5)

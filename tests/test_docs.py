@@ -179,11 +179,11 @@ def test_models_and_bindings_of_a_command_exist(document, command):
 
 
 def test_the_readmes_command_for_one_model_runs():
-  command = ['lingvo-moe', 'models', '--model=mt.multi30k.MoE8E']
+  command = ['lingvo-moe', 'models', '--model=mt.starter.MoE8E']
   assert command in commands('README.md')
   command = ['-m', 'lingvo_moe.cli.commands.main', *command[1:]]
   done = forks.run(command, cwd=ROOT, timeout=120)
-  assert done.returncode == 0 and 'mt.multi30k.MoE8E' in done.stdout
+  assert done.returncode == 0 and 'mt.starter.MoE8E' in done.stdout
 
 
 @pytest.mark.slow
@@ -196,12 +196,12 @@ def test_the_readmes_commands_train_decode_and_translate_a_users_own_text(tmp_pa
   smaller = {'source_vocab_size': 300, 'target_vocab_size': 300, 'batch_tokens': 512, 'max_length': 16}
   smaller |= {'model_dim': 16, 'ff_dim': 16, 'encoder_layers': 2, 'decoder_layers': 2, 'num_experts': 4}
   smaller = [f'--set={field}={value}' for field, value in smaller.items()]
-  (own_text,) = [block for block in blocks('README.md', 'sh') if 'lingvo-moe translate' in block]
+  (own_text,) = [block for block in blocks('README.md', 'sh') if 'lingvo-moe prepare' in block]
   jobs = []
   for line in own_text.splitlines():
-    if 'lingvo-moe' not in line:
+    job = (re.findall(r'lingvo-moe (\w+)', line) or [''])[0]
+    if job in ('', 'serve'):  # which would not end
       continue
-    job = re.search(r'lingvo-moe (\w+)', line)[1]
     line = line.partition('  #')[0].replace(
       'lingvo-moe', f'{shlex.quote(sys.executable)} -m lingvo_moe.cli.commands.main'
     )

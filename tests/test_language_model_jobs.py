@@ -105,7 +105,7 @@ def test_the_library_continues_prompts_as_translate_does(run):
     model.generate(prompts, n_best=0)
   for call, message in (
     (lambda: model.translate(['1 and']), 'language model, which continues text: use generate'),
-    (lambda: model.score([('a', 'b')]), 'this model scores no pairs: use the decoder with --score'),
+    (lambda: model.score([('a', 'b')]), 'this model scores no pairs: use lingvo-moe decode with --score'),
     (lambda: model.routing(['a']), 'has no routing by sentence'),
   ):
     with pytest.raises(UserError, match=f'^{re.escape(model.path)} holds .*{message}'):
@@ -113,7 +113,7 @@ def test_the_library_continues_prompts_as_translate_does(run):
 
 
 def test_mistakes_are_answered(run):
-  with pytest.raises(UserError, match='this model has no target language; saw --target=de'):
+  with pytest.raises(UserError, match='this model has no target language; saw target=.de.'):
     answers(run, ['x'], target='de')
   with pytest.raises(UserError, match='one greedy continuation; saw 2 wanted'):
     answers(run, ['x'], search='greedy', n_best=2)

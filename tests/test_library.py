@@ -200,10 +200,10 @@ def test_mistakes_are_answered(run, toy_run):
     "backend must be 'auto' or 'reference'; saw 'refrence'": lambda: lingvo_moe.load(toy_run.path, backend='refrence'),
     "step must be an int; saw '20'": lambda: lingvo_moe.load(toy_run.path, step='20'),
     r'text must be Unicode; sentences\[1\] holds half of a surrogate pair': lambda: run.translate(['a', 'b\ud800']),
-    'a beam of 4 has no 5 hypotheses': lambda: run.translate(['a'], n_best=5),
+    'a beam of 4 has no 5 hypotheses .*: use n_best=4, or a larger beam_size=$': lambda: run.translate(['a'], n_best=5),
     'n_best must be at least 1, or None .*; saw 0': lambda: run.translate(['a'], n_best=0),
     'n_best must be at least 1, or None .*; saw -1': lambda: run.translate(['a'], n_best=-1),
-    'one target language and takes no tag; saw --target=fr': lambda: run.translate(['a'], target='fr'),
+    'one target language and takes no tag; saw target=.fr.': lambda: run.translate(['a'], target='fr'),
     'xx is not a source language of this model; it has de': lambda: run.translate(['a'], source='xx'),
     'prefix, ban and terms must be Unicode; saw half of': lambda: run.translate(['a'], ban=['b\ud800']),
     r'pairs are \(source, target\) each': lambda: run.score(['a', 'b']),
@@ -214,8 +214,9 @@ def test_mistakes_are_answered(run, toy_run):
     "has no field 'beem'": lambda: lingvo_moe.load(toy_run.path, beem=1),
   }
   for message, call in wrong.items():
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
       call()
+    assert not re.search('--[a-z]', str(error.value))
 
 
 def test_languages_are_those_of_the_dev_loss_and_of_the_corpus(run, toy_run, tmp_path):

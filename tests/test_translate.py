@@ -4,9 +4,11 @@ import functools
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 
+import forks
 import pytest
 import reversed_corpus
 import untrained_run
@@ -119,8 +121,12 @@ def test_n_best_gives_number_score_log_probability_and_text(run):
   assert [row[3] for row in rows] == [h.text for h in best]
   assert [float(row[1]) for row in rows] == pytest.approx([h.score for h in best], abs=1e-3)
   assert [float(row[2]) for row in rows] == pytest.approx([h.log_prob for h in best], abs=1e-3)
-  with pytest.raises(UserError, match='beam of 2 has no 3 hypotheses to choose from: use --n_best=2, or a larger'):
+  with pytest.raises(
+    UserError, match='beam of 2 has no 3 hypotheses to choose from: use n_best=2, or a larger beam_size='
+  ):
     run_lines(run, LINES, n_best=3, beam_size=2)
+  done = forks.run(['-m', 'lingvo_moe.cli.commands.main', 'translate', run.path, '--n_best=9'], input='eno\n')
+  assert done.returncode == 1 and re.search(r'^error: .*: use --n_best=\d, or a larger --beam_size$', done.stderr, re.M)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +147,17 @@ def test_a_line_of_several_sentences_is_translated_by_sentence(run):
   [one], [two] = expected(run, ['Eno owt.', 'Eerht.'])
   assert run_lines(run, ['Eno owt. Eerht.']).getvalue() == f'{one.text} {two.text}\n'
   assert run_lines(run, ['Eno owt. Eerht.'], split_sentences='never').getvalue() != f'{one.text} {two.text}\n'
+
+
+def test_placeholders_are_kept_from_the_model_unless_that_is_turned_off(run, capsys):
+  lines = ['eno {{x}}', '{{x}}: %d', 'eno', 'owt %s eno %s']
+  found = run_lines(run, lines).getvalue().split('\n')
+  plain = texts(expected(run, ['eno', 'owt eno']))
+  assert found[0].count('{{x}}') == 1 and ''.join(found[0].replace('{{x}}', '').split()) == ''.join(plain[0].split())
+  assert found[1:3] == ['{{x}}: %d', plain[0]]
+  assert found[3].count('%s') == 2 and ''.join(found[3].replace('%s', '').split()) == ''.join(plain[1].split())
+  assert run_lines(run, lines, placeholders=False).getvalue().split('\n')[:-1] == texts(expected(run, lines))
+  assert 'lost' not in capsys.readouterr().err
 
 
 def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):
@@ -182,7 +199,7 @@ def test_of_several_processes_the_reader_gives_a_sign_when_no_line_comes():
 
 
 def test_a_model_of_several_languages_must_be_told_which(many):
-  with pytest.raises(UserError, match='--target=, one of xx, yy'):
+  with pytest.raises(UserError, match='target=, one of xx, yy'):
     run_lines(many, LINES)
   with pytest.raises(UserError, match="does not translate into 'zz'"):
     run_lines(many, LINES, target='zz')
@@ -193,7 +210,7 @@ def test_a_model_of_several_languages_must_be_told_which(many):
 
 def test_mistakes_are_answered(run, tmp_path):
   wrong = {
-    'one target language and takes no tag; saw --target=en': {'target': 'en'},
+    'one target language and takes no tag; saw target=.en.': {'target': 'en'},
     'zz is not a source language of this model; it has xx': {'source': 'zz'},
     'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},

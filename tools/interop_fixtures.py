@@ -177,6 +177,15 @@ def balance_loss(logits):
   return logits.shape[-1] * (chosen.mean(1) * logits.softmax(-1).mean(1)).sum(-1).mean()
 
 
+def repetition(model, **options):
+  """What greedy and beam search find under limits on repetition."""
+  searches = {'greedy': {'num_beams': 1}, 'beam': {'num_beams': 4, 'length_penalty': 0.0, 'early_stopping': False}}
+  limits = {'penalty': {'repetition_penalty': 1.5}, 'ngrams': {'no_repeat_ngram_size': 2}}
+  limits['both'] = limits['penalty'] | {'no_repeat_ngram_size': 3}
+  options = {'max_new_tokens': 12, 'do_sample': False, **options}
+  return {f'{s}_{n}': model.generate(**options, **searches[s], **limits[n]) for s in searches for n in limits}
+
+
 def expected(model, encode, tokenizer):
   """What the model computes, of two sentences of different length with random targets."""
   lines = MANY[len(TEXT) :] if hasattr(tokenizer, 'src_lang') else []
@@ -185,7 +194,9 @@ def expected(model, encode, tokenizer):
   if not model.config.is_encoder_decoder:
     rows = torch.tensor(rng.integers(3, size, (2, 7)))
     out = model(input_ids=rows, labels=rows, output_router_logits=True)
-    return ids, dict(ids=rows.numpy(), logits=out.logits, aux_loss=out.aux_loss)
+    bad = [[i] for i in (0, model.config.bos_token_id)]
+    found = repetition(model, input_ids=rows, attention_mask=torch.ones_like(rows), bad_words_ids=bad)
+    return ids, dict(ids=rows.numpy(), logits=out.logits, aux_loss=out.aux_loss, **found)
   sources = [ids[0], ids[3]]
   longest = max(map(len, sources))
   pad = lambda row, fill: row + [fill] * (longest - len(row))
@@ -210,8 +221,9 @@ def expected(model, encode, tokenizer):
   mean = model.generate(  # ranked by log p / length; the heuristic by which theirs stops sooner is off
     input_ids=src, attention_mask=mask, num_beams=4, length_penalty=1.0, early_stopping='never', **options
   )
+  limited = repetition(model, input_ids=src, attention_mask=mask, bad_words_ids=bad, **forced)
   arrays = dict(
-    encoder=out.encoder_last_hidden_state, logits=out.logits, loss=loss, greedy=greedy, beam=beam, mean=mean
+    **limited, encoder=out.encoder_last_hidden_state, logits=out.logits, loss=loss, greedy=greedy, beam=beam, mean=mean
   )
   nllb_moe = model.config.model_type == 'nllb-moe'
   experts = {name: logits.topk(2).indices for name, logits in routers.items() if nllb_moe}

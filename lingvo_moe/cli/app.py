@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import logging
 import math
 import os
 import pathlib
@@ -16,7 +17,7 @@ from absl import app, flags
 
 from lingvo_moe.cli.options import OptionGroup
 from lingvo_moe.core import quiet
-from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, shown
+from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, respelled, shown
 from lingvo_moe.storage import files
 
 _IMPORT = (
@@ -65,6 +66,7 @@ def _run(
       _take(argv, takes, usage or f'one run is given, by its log directory: lingvo-moe {name} runs/mine')
     elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
+    logging.getLogger('tensorflow').setLevel(logging.ERROR)  # it warns of its own old functions
     if tensorflow:
       quiet.import_tensorflow()
     if models and (imported_files := flags.FLAGS['import'].value):
@@ -113,6 +115,7 @@ def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | N
     return 1
   except UserError as e:
     message = str(e).split('\n  In call to configurable')[0]  # gin appends a line about its own call
+    message = respelled(message, flags.FLAGS, '--')
   except BrokenPipeError:
     _drop_stdout()
     return 1

@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 _COMPARED = 200  # characters of a name; the time to compare grows with the square
@@ -40,6 +40,19 @@ def listed(names: Iterable[str], most: int = 8, between: str = ', ') -> str:
   """The first names of many: 'a, b and 3 more'; 'none' of none."""
   names = list(names)
   return (between.join(names[:most]) or 'none') + (f' and {len(names) - most} more' if len(names) > most else '')
+
+
+def respelled(message: str, names: Container[str] | None, prefix: str = '') -> str:
+  """A message on arguments as Python has them, 'n_best=4' and 'a larger beam_size=', for those who have other ones.
+
+  Before `names` (None: all) comes a prefix, such as that of flags; a = without a value is left out.
+  """
+
+  def spelled(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return f'{prefix}{name}{"=" * bool(value)}' if names is None or name in names else match[0]
+
+  return re.sub(r'(?<![\w./=-])([a-z]\w*)=(?=([^\s,;:)])?)', spelled, message)
 
 
 def not_installed(what: str, error: object, extra: str) -> UserError:

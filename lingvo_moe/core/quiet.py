@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 from lingvo_moe.core.errors import UserError
@@ -18,6 +19,8 @@ _KNOWN = re.compile(
   rb'WARNING: All log messages before absl::InitializeLog\(\)|[IW]\d{4} [\d:. ]+\d+ +\S+:\d+\] |'
   rb'\d{4}-\d\d-\d\d [\d:. ]+: [IW] |To enable the following instructions: '
 )
+
+_redirecting = threading.RLock()  # of two threads, one would restore what the other has redirected
 
 
 def install() -> None:
@@ -57,12 +60,13 @@ class _Finder:
 def without_messages(known: re.Pattern[bytes]) -> Iterator[None]:
   """Holds back what native code writes to stderr in the block; prints the lines that do not match, or all on errors."""
   try:
-    stderr = os.dup(2)
+    os.fstat(2)
   except OSError:  # there is none
     yield
     return
-  with tempfile.TemporaryFile() as printed:
+  with _redirecting, tempfile.TemporaryFile() as printed:
     sys.stderr.flush()
+    stderr = os.dup(2)
     os.dup2(printed.fileno(), 2)
     failed = True
     try:

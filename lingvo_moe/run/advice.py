@@ -54,9 +54,10 @@ class Advice:
     positions = 0 if self._training.task.dev_metric else self._training.dev_input.positions
     evaluations = -(-config.max_steps // config.eval_every) - step // config.eval_every
     of_dev = each * evaluations * _FORWARD * positions / config.batch_tokens
+    about = 'at most about' if config.patience else 'about'
     return (
-      f'{1 / each:.3g} steps a second here: {epoch}the {left:,} steps that are left {"at most " * bool(config.patience)}'
-      f'about {duration(each * left + of_dev)}, evaluations {"included" if positions else "aside"}'
+      f'{1 / each:.3g} steps a second here: {epoch}the {left:,} steps that are left {about} '
+      f'{duration(each * left + of_dev)}, evaluations {"included" if positions else "aside"}'
     )
 
 

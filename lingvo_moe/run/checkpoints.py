@@ -114,11 +114,12 @@ class Checkpoints:
       return step
     best = self.best() if which != 'last' else None
     if best is None and which == 'best':
-      raise UserError(f'no checkpoint in {self.directory} was evaluated on dev: use --step=N, or leave --best out')
+      raise UserError(f'no checkpoint in {self.directory} was evaluated on dev: choose one by step=N')
     step = best.step if best else self.latest()
     if step is None:
       raise UserError(
-        f'there is no checkpoint in {self.directory} yet: train first, or let the decoder wait for one, without --once'
+        f'there is no checkpoint in {self.directory} yet: train first, or let lingvo-moe decode wait for one, without '
+        '--once'
       )
     return step
 

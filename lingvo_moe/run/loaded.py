@@ -72,7 +72,7 @@ class LoadedRun(TextModel):
     sentences = self._checked('sentences', sentences)
     router = self._once(('router',), lambda: self._task.router(self._runner))
     if translations is None:
-      translations = self.translate(sentences, target, source=source)
+      translations = self.translate(sentences, target, source=source, placeholders=False)
     translations = self._checked('translations', translations)
     return router(sentences, translations, self.languages(target, source))
 

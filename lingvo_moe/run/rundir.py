@@ -178,7 +178,7 @@ class RunDir:
     overrides = {field: value for field, value in overrides.items() if value is not None}
     known = [field.name for field in dataclasses.fields(config)]
     if unknown := next((field for field in overrides if field not in known), None):
-      raise UserError(f'{name} has no field {unknown!r}, so that --{unknown} has no meaning; {closest(unknown, known)}')
+      raise UserError(f'{name} has no field {unknown!r}, so that {unknown}= has no meaning; {closest(unknown, known)}')
     return dataclasses.replace(config, **overrides)
 
   def _own(self, path: str) -> str:

@@ -13,17 +13,27 @@ import tensorflow.experimental.numpy as tnp
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.length_norm import LengthNorm
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.text import beam
 from lingvo_moe.text import constraints as constraints_lib
 from lingvo_moe.text.beam import Finished, Library, Live, Specials
 from lingvo_moe.text.constraints import ConstraintProgress, Constraints
+from lingvo_moe.text.repetition import Repetition
 
 NEG_INF = float('-inf')
-_TENSORS = Library(
+
+
+def _put(x_BWV: tf.Tensor, symbols_BWJ: tf.Tensor, values_BWJ: tf.Tensor) -> tf.Tensor:
+  row_BWJ, hypothesis_BWJ, _ = tf.meshgrid(*map(tf.range, sizes(symbols_BWJ)), indexing='ij')
+  return tf.tensor_scatter_nd_update(x_BWV, tf.stack([row_BWJ, hypothesis_BWJ, symbols_BWJ], axis=-1), values_BWJ)
+
+
+TENSORS = Library(
   tnp,
   best=tf.math.top_k,
   at=lambda x_BJ, places_BW: tf.gather(x_BJ, places_BW, batch_dims=1),
+  put=_put,
 )
 
 
@@ -73,6 +83,8 @@ def beam_search(
   forced_B: tf.Tensor | None = None,
   prefix_BU: tf.Tensor | None = None,
   constraints: Constraints | None = None,
+  repetition: Repetition | None = None,
+  before_BP: tf.Tensor | None = None,
 ) -> Hypotheses:
   """Beam search for the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
 
@@ -117,6 +129,8 @@ def beam_search(
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
     constraints: what translations must and must not have, from the symbol after `forced_B` on. Steps 2 and 4 then take
       continuations by text/constraints.py. None: nothing.
+    repetition: limits on the repetition of symbols, by which log-probabilities are changed; None: none.
+    before_BP: symbols that count for these before those of the hypotheses, after pad; None: the first input.
 
   Raises:
     UserError: a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.
@@ -135,28 +149,37 @@ def beam_search(
     logits_BWV, cache = step_fn(live.last_BW, now, cache)
     logits_BWV = tf.ensure_shape(tf.cast(logits_BWV, tf.float32), [None, beam_size, vocab_size])
     logits_BWV = with_first(forced_B, now.time, logits_BWV)
-    ends = length >= min_lengths_B, length >= max_lengths_B
+    ends, repeats_BWV = (length >= min_lengths_B, length >= max_lengths_B), None
+    are_log_probs = repetition is not None and beam_size > 1
+    if repetition is not None:
+      scores_BWV = tf.nn.log_softmax(logits_BWV) if are_log_probs else logits_BWV
+      history = first_BW[:, :1] if before_BP is None else before_BP, live.ids_BWT, now.time
+      penalised_BWV, logits_BWV = repetition.scores(TENSORS, scores_BWV, *history)
     if constraints is None:
-      best = _continue(live, logits_BWV, *ends, specials)
+      best = _continue(live, logits_BWV, *ends, specials, are_log_probs)
     else:
-      best = _constrained(constraints, ConstraintProgress(*progress), live, logits_BWV, *ends, specials)
+      if repetition is not None:
+        logits_BWV, repeats_BWV = penalised_BWV, logits_BWV == NEG_INF
+      constrained = constraints, ConstraintProgress(*progress), repeats_BWV
+      best = _constrained(*constrained, live, logits_BWV, *ends, specials, are_log_probs)
     penalty = norm.penalty(tf.cast(length, tf.float32))
-    ended_BJ = beam.ended(_TENSORS, best, eos_id)
-    finished = beam.finish(_TENSORS, finished, live, best, ended_BJ, places_T, length, penalty, eos_id)
-    parents_BW, live = beam.next_live(_TENSORS, live, best, places_T, length, eos_id)
+    ended_BJ = beam.ended(TENSORS, best, eos_id)
+    finished = beam.finish(TENSORS, finished, live, best, ended_BJ, places_T, length, penalty, eos_id)
+    parents_BW, live = beam.next_live(TENSORS, live, best, places_T, length, eos_id)
     if constraints is not None:
       progress = constraints_lib.follow(
         tnp, constraints, ConstraintProgress(*progress), parents_BW, live.last_BW, vocab_size
       )
       progress = [tf.ensure_shape(x, start.shape) for x, start in zip(progress, begin_progress)]
     if early_stop:
-      live = beam.stop(_TENSORS, live, finished, max_penalty_B1)
+      live = beam.stop(TENSORS, live, finished, max_penalty_B1)
     return parents_BW, (live, finished, *progress), cache
 
   padding = lambda width: tf.tile(tf.fill([1, 1, max_steps], pad_id), [batch_size, width, 1])
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
+  first_BW = tf.broadcast_to(bos_id if first_B is None else first_B[:, tf.newaxis], [batch_size, beam_size])
   live = Live(  # the first symbol alone, in each sentence whose max_length is not 0
-    last_BW=tf.broadcast_to(bos_id if first_B is None else first_B[:, tf.newaxis], [batch_size, beam_size]),
+    last_BW=first_BW,
     ids_BWT=padding(beam_size),
     log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
   )
@@ -199,30 +222,35 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
       raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: use 0 to {vocab_size - 1}')
 
 
-def _continue(live, logits_BWV, may_end_B, must_end_B, specials):
+def _continue(live, logits_BWV, may_end_B, must_end_B, specials, are_log_probs):
   """The 2 W best continuations of the live hypotheses of each sentence by one symbol."""
   beam_size, vocab_size = logits_BWV.shape[1:]
   # Of the symbols of a hypothesis the 2 W best are enough; top_k takes 3 more as it may return pad, bos and eos.
   logits_BWJ, symbols_BWJ = _top_k(logits_BWV, min(2 * beam_size + 3, vocab_size))
   # log Z = logit - log(prob) of the likeliest symbol, whose probability is at least 1 / V, so that no precision is
   # lost. The softmax is one kernel, tf.reduce_logsumexp four.
-  best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), symbols_BWJ[:, :, :1], batch_dims=2)
-  log_z_BW1 = logits_BWJ[:, :, :1] - tf.math.log(best_prob_BW1)
+  log_z_BW1 = 0.0
+  if not are_log_probs:
+    best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), symbols_BWJ[:, :, :1], batch_dims=2)
+    log_z_BW1 = logits_BWJ[:, :, :1] - tf.math.log(best_prob_BW1)
   eos_BW1 = logits_BWV[:, :, specials.eos : specials.eos + 1]
   ends = may_end_B, must_end_B
-  return beam.continuations(_TENSORS, live, logits_BWJ, symbols_BWJ, eos_BW1, log_z_BW1, *ends, specials)
+  return beam.continuations(TENSORS, live, logits_BWJ, symbols_BWJ, eos_BW1, log_z_BW1, *ends, specials)
 
 
-def _constrained(constraints, progress, live, logits_BWV, may_end_B, must_end_B, specials):
+def _constrained(constraints, progress, repeats_BWV, live, logits_BWV, may_end_B, must_end_B, specials, are_log_probs):
   """Continues the live hypotheses of each sentence by one symbol under constraints; see `_continue`."""
-  best_prob_BW1 = tf.reduce_max(tf.nn.softmax(logits_BWV), axis=-1, keepdims=True)
-  best_BW1 = tf.reduce_max(logits_BWV, axis=-1, keepdims=True)
-  log_probs_BWV = tf.minimum(logits_BWV - (best_BW1 - tf.math.log(best_prob_BW1)), 0.0)
+  log_probs_BWV = logits_BWV
+  if not are_log_probs:
+    best_prob_BW1 = tf.reduce_max(tf.nn.softmax(logits_BWV), axis=-1, keepdims=True)
+    best_BW1 = tf.reduce_max(logits_BWV, axis=-1, keepdims=True)
+    log_probs_BWV = tf.minimum(logits_BWV - (best_BW1 - tf.math.log(best_prob_BW1)), 0.0)
   top_k = lambda values_BWV, k: _top_k(values_BWV, min(k, values_BWV.shape[2]))[1]
   kept = constraints_lib.continuations(
-    *(tnp, top_k, constraints, progress, live.log_probs_BW, log_probs_BWV, may_end_B, must_end_B, specials)
+    *(tnp, top_k, constraints, progress, live.log_probs_BW, log_probs_BWV, may_end_B, must_end_B, specials),
+    repeats_BWV=repeats_BWV,
   )
-  return beam.in_order(_TENSORS, *kept)
+  return beam.in_order(TENSORS, *kept)
 
 
 def _top_k(logits_BWV, k, block=32):

@@ -14,7 +14,8 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.search import beam_search, flat_sequence
-from lingvo_moe.search.beam_search import NEG_INF, Hypotheses, StepFn
+from lingvo_moe.search.beam_search import NEG_INF, TENSORS, Hypotheses, StepFn
+from lingvo_moe.text.repetition import Repetition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,8 @@ def sample(
   forced_B: tf.Tensor | None = None,
   prefix_BU: tf.Tensor | None = None,
   watch: Callable[[tf.Tensor], tf.Tensor] | None = None,
+  repetition: Repetition | None = None,
+  before_BP: tf.Tensor | None = None,
 ) -> Hypotheses:
   """Draws W continuations a row; a sample ends with eos, or without it at max_lengths_B symbols.
 
@@ -110,6 +113,7 @@ def sample(
     max_lengths_B: most symbols of a sample, counting eos; 0: none.
     watch: called at every step with the symbols drawn, [B, W], pad where a sample has ended; returns whether each row
       goes on, [B].
+    repetition, before_BP: as in beam_search; they change logits, before the temperature.
 
   Returns:
     Hypotheses in the order of their keys; log_probs are those of the model, whatever the sampler does, and so are
@@ -124,7 +128,11 @@ def sample(
     logits_BWV, cache = step_fn(state.last_BW, now, cache)
     logits_BWV = beam_search.with_first(forced_B, now.time, tf.cast(logits_BWV, tf.float32))
     barred_V = tf.reduce_max(tf.one_hot([pad_id, bos_id], logits_BWV.shape[-1]), axis=0) > 0
-    symbols_BW = sampler(tf.where(barred_V, NEG_INF, logits_BWV), prng.fold(key_BW, now.time))
+    scores_BWV = tf.where(barred_V, NEG_INF, logits_BWV)
+    if repetition is not None:
+      before = first_B[:, tf.newaxis] if before_BP is None else before_BP
+      _, scores_BWV = repetition.scores(TENSORS, scores_BWV, before, state.ids_BWT, now.time)
+    symbols_BW = sampler(scores_BWV, prng.fold(key_BW, now.time))
     log_probs_BW = tf.gather(tf.nn.log_softmax(logits_BWV), symbols_BW, batch_dims=2)
     alive_BW, length = state.alive_BW, now.time + 1
     goes_on_BW = alive_BW & (symbols_BW != eos_id) & (length < max_lengths_B1)

@@ -84,6 +84,7 @@ def search(
       'first_B': tf.fill([rows], config.begin_id),
       'forced_B': batch[FIRST][:, 0] if FIRST in batch else None,
       'keep': model.decoder.keep_positions,
+      'repetition': config.repetition,
     }
     if 'keys' in batch:
       key_BW = tf.ensure_shape(batch['keys'], [None, width])

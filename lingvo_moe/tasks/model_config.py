@@ -26,6 +26,7 @@ from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.schedule import Schedule
 from lingvo_moe.program import Program
 from lingvo_moe.tasks import run_length
+from lingvo_moe.text import repetition as repetition_lib
 
 _Part = TypeVar('_Part')
 _OF_OPTIMIZERS = {'beta2_cap': ('adafactor',), 'adam_beta2': ('adam', 'adamw'), 'weight_decay': ('adamw',)}
@@ -291,6 +292,19 @@ class ModelConfig(BatchConfig):
   length_norm_k: float = changeable(
     5.0, 'k of the length penalty ((k + length) / (k + 1)) ^ length_norm_alpha.', at_least=0
   )
+  repetition_penalty: float = changeable(
+    repetition_lib.OFF[0],
+    "Factor of the log-probabilities of symbols that came in an answer before, as transformers'; 1: none. With a beam "
+    'of 1 and in samples, logits are multiplied, or divided if positive.',
+    at_least=1e-6,
+    at_most=repetition_lib.MOST[0],
+  )
+  no_repeat_ngram_size: int = changeable(
+    repetition_lib.OFF[1],
+    "Size of n-grams that come once in an answer at most, as transformers'; 0: any may come again.",
+    at_least=0,
+    at_most=repetition_lib.MOST[1],
+  )
 
   def __post_init__(self):
     super().__post_init__()
@@ -327,6 +341,11 @@ class ModelConfig(BatchConfig):
       case 'adamw':
         return AdamW(weight_decay=self.weight_decay, **beta2)
     return Adafactor(beta2_cap=self.beta2_cap)
+
+  @property
+  def repetition(self) -> repetition_lib.Repetition | None:
+    """Limits on the repetition of symbols in an answer."""
+    return repetition_lib.Repetition.of(self.repetition_penalty, self.no_repeat_ngram_size)
 
   @property
   def moe_gate(self) -> Gate:

@@ -11,7 +11,7 @@ from lingvo_moe.core.errors import UserError, plural
 
 POSITIONS = 20_000  # total positions of training = POSITIONS * sqrt(positions of an epoch)
 EVALUATIONS = 20
-_LEAST, _FEW = 100, 2000  # examples without which no run begins; below which it is said to be few
+_LEAST, _FEW = 100, 2000  # lines without which no run begins; examples below which they are said to be few
 _WAY_OUT = (
   'fine-tune a public model (lingvo-moe import), begin with a run of related text (--init_from), or add text, also '
   'back-translated'
@@ -21,14 +21,14 @@ FIELDS = ('max_steps', 'eval_every', 'warmup_steps')
 
 def is_open(config: Any) -> bool:
   """Whether a field is left to the corpus."""
-  return any(getattr(config, name) is None for name in FIELDS)
+  return any(getattr(config, name, 0) is None for name in FIELDS)
 
 
-def check(config: Any, examples: int) -> None:
-  """UserError if the steps are left to a corpus of too few examples."""
-  if config.max_steps is None and examples < _LEAST:
+def check(lines: int) -> None:
+  """UserError if a corpus has too few lines for steps to be chosen."""
+  if lines < _LEAST:
     raise UserError(
-      f'max_steps is chosen for corpora of at least {_LEAST} examples; saw {examples}, from which no model learns to '
+      f'max_steps is chosen for corpora of at least {_LEAST} lines; saw {lines}, from which no model learns to '
       f'translate: {_WAY_OUT}; or give --max_steps'
     )
 
@@ -40,7 +40,6 @@ def settled(config: Any, steps_per_epoch: float | None, examples: int) -> tuple[
   """
   if steps_per_epoch is None:
     raise UserError(f'{FIELDS[0]} is chosen for text that has an end, and this has none: give --max_steps and the like')
-  check(config, examples)
   epoch = max(steps_per_epoch, 1e-3) * config.batch_tokens
   every = max(1, round(POSITIONS * math.sqrt(epoch) / config.batch_tokens / EVALUATIONS))
   steps = config.max_steps or every * EVALUATIONS

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.storage import files
 from lingvo_moe.text import vocab as core_vocab
@@ -24,6 +25,7 @@ from lingvo_moe.text.vocab import BOS, EOS, PAD, UNK
 
 if TYPE_CHECKING:
   import tensorflow as tf  # slow to import, and not needed to train a vocabulary
+  import tensorflow_text
 
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
 _TAG = re.compile(r'<2(\S+)>')
@@ -81,10 +83,16 @@ class SentencePieceVocab(core_vocab.Vocab):
   @functools.cached_property
   def _tokenizer(self):
     import tensorflow as tf
-    import tensorflow_text
 
     with tf.init_scope():
-      return tensorflow_text.SentencepieceTokenizer(self.model_bytes)
+      return self.new_tokenizer()
+
+  def new_tokenizer(self, name: str | None = None) -> tensorflow_text.SentencepieceTokenizer:
+    """TensorFlow's tokeniser of the vocabulary, made without the messages of the SentencePiece in it."""
+    import tensorflow_text
+
+    with quiet.without_messages(re.compile(rb'\w+\.cc\(\d+\) LOG\(INFO\)')):
+      return tensorflow_text.SentencepieceTokenizer(self.model_bytes, name=name)
 
   def tokenize(self, strings: tf.Tensor) -> tf.RaggedTensor:
     """Tokenises a vector of strings in the graph: int32 ids of each, without bos and eos."""

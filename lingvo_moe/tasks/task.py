@@ -17,6 +17,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks import run_length
 from lingvo_moe.text.language_tags import Languages as Languages
 from lingvo_moe.text.request import NOTHING, TranslationRequest
 from lingvo_moe.text.sentences import TrainingLines
@@ -305,6 +306,13 @@ class Task:
     """
     return self.config
 
+  def settled(self, cache_dir: str) -> tuple[TaskConfig, str]:
+    """The configuration with numbers where fields are left to the size of the corpus, and a line that names them."""
+    if not run_length.is_open(self.config):
+      return self.config, ''
+    train_input = self.train_input(cache_dir, Feed())
+    return run_length.settled(self.config, train_input.steps_per_epoch, sum(train_input.examples.values()))
+
   def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
     """The configuration with another path for each of the run's own files."""
     return self.config
@@ -357,7 +365,7 @@ class Task:
   def choose_target(self, asked: str | None, source: str | None = None) -> Languages:
     """The languages to pass to the translator, given those that were asked for."""
     if asked:
-      raise UserError(f'this model has no target language; saw --target={asked}: leave it out')
+      raise UserError(f'this model has no target language; saw target={asked!r}: leave it out')
     return None
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:

@@ -38,6 +38,11 @@ class Alignment(NamedTuple):
     return cls(source, target, points)
 
   @property
+  def links(self) -> list[tuple[int, int, int, int]]:
+    """Places of the tokens of each point: begin and end in the source, begin and end in the target."""
+    return [(*self.source[i][1:], *self.target[j][1:]) for i, j in self.points]
+
+  @property
   def pharaoh(self) -> str:
     """Points in Pharaoh's format: '0-0 1-2'."""
     return ' '.join(f'{source}-{target}' for source, target in self.points)

@@ -22,6 +22,8 @@ class Library(NamedTuple):
     [Array, int], Array
   ]  # (values_BJ, k) -> places of the k largest, largest first; of equal ones the first
   at: Callable[[Array, Array], Array]  # (values_BJ or values_BJT, places_BW) -> values at these places of axis 1
+  # (x_BWV, symbols_BWJ, values_BWJ) -> x with these values at these symbols, of which equal ones have equal values
+  put: Callable[[Array, Array, Array], Array]
 
 
 class Live(NamedTuple):

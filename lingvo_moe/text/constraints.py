@@ -68,6 +68,7 @@ def continuations(
   may_end_B: Array | None,
   must_end_B: Array,
   specials: tuple[int, int, int],
+  repeats_BWV: Array | None = None,
 ) -> tuple[Array, Array, Array]:
   """The 2 W continuations to keep, in their order: log-probabilities (-inf: none), symbols, parents, [B, J] each.
 
@@ -79,6 +80,7 @@ def continuations(
     log_probs_BWV: of the next symbols.
     may_end_B, must_end_B: whether eos may come (None: always), and whether no other symbol may.
     specials: pad and bos, which are barred, and eos, which is until all terms came.
+    repeats_BWV: symbols that would repeat an n-gram, which come where no other symbol may; None: none would.
   """
   width, num_symbols = log_probs_BWV.shape[1:]
   pad, bos, eos = specials
@@ -90,6 +92,10 @@ def continuations(
   allowed_BWV = xp.take(constraints.automaton_JV, xp.maximum(progress.state_BW, 0), axis=0) >= 0
   allowed_BWV = allowed_BWV & (symbol_V != pad) & (symbol_V != bos)
   allowed_BWV = allowed_BWV & xp.where(symbol_V == eos, ends_BW1, ~must_end_B[:, np.newaxis, np.newaxis])
+  if repeats_BWV is not None:
+    is_wanted_BWV = xp.any(symbol_V == wanted_BWY[..., np.newaxis], axis=2)
+    new_BWV = allowed_BWV & (is_wanted_BWV | ~repeats_BWV)
+    allowed_BWV = xp.where(xp.any(new_BWV, axis=2, keepdims=True), new_BWV, allowed_BWV)
   log_probs_BWV = xp.where(allowed_BWV, log_probs_BWV, NEG_INF)
 
   # Of each hypothesis eos, the symbols that terms want, and the 2 W best; none twice.

@@ -69,17 +69,17 @@ def choose_target(
   """
   if languages is None:
     if requested:
-      raise UserError(f'this model has one target language and takes no tag; saw --target={requested}: leave it out')
+      raise UserError(f'this model has one target language and takes no tag; saw target={requested!r}: leave it out')
     return None
   if both and not source:
-    raise UserError('this model reads the language of its source: give --source= too, a language as of --target')
+    raise UserError('this model reads the language of its source: give source= too, a language as of target=')
   if both and source not in languages:
     raise UserError(f'this model does not translate from {source!r}; {closest(source, languages)}')
   if not requested and len(languages) == 1:
     return languages[0]
   if not requested:
     raise UserError(
-      f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
+      f'this model translates into several languages and must be told which: target=, one of {", ".join(languages)}'
     )
   if requested not in languages:
     raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')

@@ -32,6 +32,8 @@ class TranslationRequest:
     ban: words or phrases that a translation must not contain, in upper or lower case.
     terms: (word or phrase, its translation): one that is in a source must come translated so. Also a dict, or a list of
       'word=translation'.
+    placeholders: whether placeholders, such as {{name}}, are kept from the model and put back in translations; not in
+      those with a prefix.
     search: one of SEARCHES: beam search, samples, or those of mbr_samples samples that agree most with the others
       (minimum Bayes risk); None: as configured.
     sample_temperature, top_k, top_p, sample_seed: values of samples; None: as configured.
@@ -41,6 +43,7 @@ class TranslationRequest:
   prefix: str = ''
   ban: tuple[str, ...] = ()
   terms: tuple[tuple[str, str], ...] = ()
+  placeholders: bool = True
   search: str | None = None
   sample_temperature: float | None = None
   top_k: int | None = None

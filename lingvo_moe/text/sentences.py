@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.text import placeholders
 from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.request import NOTHING, TranslationRequest
 from lingvo_moe.text.visible_text import is_empty
@@ -66,7 +67,9 @@ def sentences(line: str, language: str) -> list[str]:
   for sentence in sentence_texts:
     starts.append(plain.index(sentence, end))
     end = starts[-1] + len(sentence)
-  return [line[a:b] for a, b in zip([0, *starts[1:]], [*starts[1:], len(line)], strict=True)]
+  whole = placeholders.find(line)
+  starts = [at for at in starts[1:] if not any(begin < at < end for begin, end in whole)]
+  return [line[a:b] for a, b in zip([0, *starts], [*starts, len(line)], strict=True)]
 
 
 def _halves(text: str) -> list[str]:
@@ -186,7 +189,8 @@ class Plan(NamedTuple):
       for text_parts, end in zip(self.arranged, ends, strict=True)
     ]
     truncated = sorted({bisect.bisect_right(ends, part) for part in answers.truncated})
-    return answers._replace(hypotheses=hypotheses, truncated=truncated, cut=sorted(self.cut))
+    lost = [bisect.bisect_right(ends, part) for part in answers.lost]
+    return answers._replace(hypotheses=hypotheses, truncated=truncated, cut=sorted(self.cut), lost=lost)
 
 
 class Paragraphs:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, overload
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.text.continuations import Request, Sampling
 from lingvo_moe.text.language_tags import Languages, check_known
+from lingvo_moe.text.placeholder_keeper import PlaceholderKeeper
 from lingvo_moe.text.request import NOTHING, TranslationRequest, is_half
 from lingvo_moe.text.sentences import Paragraphs, Plan, TrainingLines
 from lingvo_moe.text.translator import Answers, Hypothesis, Translator
@@ -206,7 +207,8 @@ class TextModel(abc.ABC):
     translator = self.translator(n_best)
     with self.named_in_refusals():
       translator.check(request)
-    return translator
+    keeps = request.placeholders and not request.prefix and 'placeholders' in translator.able
+    return PlaceholderKeeper(translator) if keeps else translator
 
   def _translated(
     self,

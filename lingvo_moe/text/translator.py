@@ -1,11 +1,12 @@
 """Translator: what turns texts into texts with one set of weights, and its answers; engine/ and tasks/ have some."""
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.continuations import Request, Sampling
 from lingvo_moe.text.language_tags import Languages
@@ -29,11 +30,14 @@ class Answers(NamedTuple):
   hypotheses: list[list[Hypothesis]]  # of each text in the order given, best first
   truncated: list[int]  # texts over the model's max_length, of which only the beginning was read
   cut: Sequence[int] = ()  # texts with a sentence over it that was cut, of which all parts were read
+  lost: Sequence[int] = ()  # text of each placeholder that has no place in a translation, and is at its end
 
   def notices(self, over_the_length: str) -> Iterator[tuple[int, str]]:
     """Number of each text that is over the length, and what was done with it, in words."""
     yield from ((i, f'is {over_the_length} and was translated in part') for i in self.truncated)
     yield from ((i, f'has a sentence {over_the_length}, which was cut where a clause ends') for i in self.cut)
+    for i, count in collections.Counter(self.lost).items():
+      yield i, f'lost {plural(count, "placeholder")}, put back at the end of its translation'
 
 
 class Scored(NamedTuple):
@@ -94,7 +98,7 @@ class Translator:
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
-    raise UserError('this model scores no pairs: use the decoder with --score')
+    raise UserError('this model scores no pairs: use lingvo-moe decode with --score')
 
   def align(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> list[Alignment]:
     """Alignments of sources and their translations, by a translator that is able."""
@@ -145,8 +149,7 @@ def check_n_best(n_best: int, beam_size: int) -> None:
   """Raises UserError where a beam has fewer hypotheses."""
   if n_best > beam_size:
     raise UserError(
-      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use --n_best={beam_size}, or a larger '
-      '--beam_size'
+      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use n_best={beam_size}, or a larger beam_size='
     )
 
 
@@ -174,6 +177,6 @@ def of_finite_probability(
 def check_continuations(n_best: int, search: str, beam_size: int) -> None:
   """Raises UserError where a search of a language model has fewer continuations of a prompt."""
   if search == 'greedy' and n_best > 1:
-    raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
+    raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: search=sample or beam has several')
   if search == 'beam':
     check_n_best(n_best, beam_size)

@@ -45,8 +45,6 @@ class Tiny(MtConfig):
 class MoE8E(Tiny):
   """Tiny with 8 experts in every other layer: 4.7M weights, 2.1M used by a token.
 
-  Start here: two hours on one core of a laptop.
-
   Result:  test_2016_flickr, step 10,000 (dev loss 1.5719; 1.5722 at 8500): de-en 40.3, fr-en 49.9, cs-en 38.7 BLEU;
            step 6000: 39.5, 48.6, 37.6; BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one core of
            an AMD EPYC, 2 hours
@@ -102,7 +100,8 @@ class EnDe(Tiny):
 class DeEn(EnDe):
   """German into English by itself, otherwise as EnDe: 2.35M weights, 2.35M used by a token.
 
-  Result:  not yet run
+  Result:  test_2016_flickr, step 5300 with packing=True: 40.6 BLEU;
+           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, NVIDIA H200. docs/quality.md.
   """
 
   pairs: str = 'de-en'

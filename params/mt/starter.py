@@ -17,6 +17,7 @@ class Dense(MtConfig):
   Result:  not yet run
   """
 
+  dev_lines: int | None = None
   source_vocab_size: int = 8000
   vocab_by_corpus: bool = True
   shared_vocab: bool = True
@@ -48,7 +49,10 @@ class Dense(MtConfig):
 class MoE8E(Dense):
   """Starter with 8 experts in every other layer: 4.19M weights, 2.61M used by a token.
 
-  Result:  not yet run
+  Start here: the model for text of your own.
+
+  Result:  Multi30k, test_2016_flickr, de-en, step 3520: 40.8 BLEU;
+           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, NVIDIA H200. docs/quality.md.
   """
 
   ff_dim: int = 256

@@ -22,7 +22,7 @@ def test_without_a_model_it_lists_every_name_by_task_with_a_summary():
   assert sorted(line[2:].split()[0] for line in lines) == registry.names()
   assert all(len(line.split()) > 3 for line in lines) and legend == ['* start here']
   assert sorted(line.split()[1] for line in lines if line[0] == '*') == [
-    *('lm.shakespeare.MoE8E', 'mt.cldr.MoE8E', 'mt.multi30k.MoE8E', 'switch.shakespeare.Switch8E')
+    *('lm.shakespeare.MoE8E', 'mt.cldr.MoE8E', 'mt.starter.MoE8E', 'switch.shakespeare.Switch8E')
   ]
 
 
@@ -43,12 +43,16 @@ def test_json_describes_every_field():
   found = json.loads(run('--model=mt.m4mini.Tiny', '--json').stdout)
 
   assert list(found['fields']) == list(found['config'])
+  meaning = (
+    'Step at which training ends; None: chosen when a run begins, so many that training reads 20,000 * sqrt(n) '
+    'positions, where an epoch has n.'
+  )
   assert found['fields']['max_steps'] == {
     'default': 1000,
-    'meaning': 'Step at which training ends.',
+    'meaning': meaning,
     'rule': 'at least 0',
     'may_change': True,
-    'text': 'Step at which training ends. At least 0. A run may change it.',
+    'text': f'{meaning} At least 0. A run may change it.',
   }
   assert found['fields']['optimizer']['rule'] == 'one of adafactor, adam'
 

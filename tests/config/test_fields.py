@@ -23,6 +23,7 @@ class Cake:
   name: str = changeable('', 'Name.')
   baked: bool = field(False, 'Whether it is baked.')
   liked: bool | None = field(None, 'Whether it is liked; None: nobody has tried.')
+  candles: int | None = field(None, 'Candles; None: as many as years.', at_least=1)
   guests: tuple[int, ...] = field((), 'Guests a day.')
   wishes: tuple[tuple[str, str], ...] = field((), '(guest, wish) pairs.', way_out="e.g. (('Eve', 'lemon'),)")
 
@@ -54,6 +55,10 @@ class Tall(Cake):
     (dict(name=3), 'name must be a string; saw 3'),
     (dict(baked=1), 'baked must be True or False; saw 1'),
     (dict(liked=0), 'liked must be True, False or None; saw 0'),
+    (dict(candles=0), 'candles must be at least 1; saw 0'),
+    (dict(candles=2.0), 'candles must be an integer or None; saw 2.0'),
+    (dict(candles=True), 'candles must be an integer or None; saw True'),
+    (dict(candles='None'), "candles must be an integer or None; saw 'None'"),
     (dict(guests=3), 'guests must be of type tuple[int, ...]; saw 3'),
     (dict(guests=(3, True)), 'guests must be of type tuple[int, ...]; saw (3, True)'),
     (
@@ -114,6 +119,7 @@ def test_the_fields_a_translation_run_may_change():
     # what is computed when, which changes results by rounding alone
     'scan_layers remat pipeline_repeats micro_batches dispatch round_capacity_factor capacity_chunks '
     # decoding
+    'repetition_penalty no_repeat_ngram_size '
     'beam_size length_norm_alpha length_norm_k decode_ratio decode_extra several_sentences long_line alignment_layer '
     'best_by best_by_sentences search sample_temperature top_k top_p sample_seed mbr_samples guided_by'.split()
   )
@@ -127,6 +133,11 @@ def test_the_capacity_factor_is_a_number_auto_or_none():
       MtConfig(capacity_factor=wrong)
   with pytest.raises(UserError, match=r'capacity_factor must be above 0; saw 0.0'):
     MtConfig(capacity_factor=0)
+
+
+def test_an_integer_or_none_may_be_either():
+  assert (Cake().candles, Cake(candles=1).candles) == (None, 1)
+  assert fields.specs(Cake)['candles'].text.startswith('Candles; None: as many as years. At least 1')
 
 
 def test_every_field_of_a_translation_model_has_a_meaning_and_a_default_in_range():

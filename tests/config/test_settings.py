@@ -31,6 +31,8 @@ def resolved(*settings, **others):
     ('data_dir=C:\\a b=c', 'C:\\a b=c'),
     ('target_normalization=None', None),
     ('target_normalization=nmt_nfkc', 'nmt_nfkc'),
+    ('warmup_steps=None', None),
+    ('warmup_steps=20', 20),
     ('capacity_factor=auto', 2.0),
     ('capacity_factor=1.5', 1.5),
     ('boundaries=(64, 128)', (64, 128)),

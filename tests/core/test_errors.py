@@ -58,3 +58,22 @@ def test_names_that_are_close_by_initials_likeness_or_letters_are_suggested(name
 def test_where_none_is_close_the_first_names_are_listed(name):
   assert errors.closest(name, FIELDS) == f'known: {", ".join(sorted(FIELDS))}'
   assert errors.closest(name, ()) == 'known: none'
+
+
+@pytest.mark.parametrize(
+  ('message', 'as_flags', 'as_fields'),
+  [
+    (
+      'use n_best=4, or a larger beam_size=',
+      'use --n_best=4, or a larger --beam_size',
+      'use n_best=4, or a larger beam_size',
+    ),
+    ('which: target=, one of de', 'which: --target, one of de', 'which: target, one of de'),
+    ("saw target='de': leave it out", "saw --target='de': leave it out", "saw target='de': leave it out"),
+    ('lingvo-moe decode RUN --target=de, for model=x', *['lingvo-moe decode RUN --target=de, for model=x'] * 2),
+    ('a folder a/target=1, x.target=2, 1 == 2', *['a folder a/target=1, x.target=2, 1 == 2'] * 2),
+  ],
+)
+def test_arguments_of_python_are_flags_or_fields_to_others(message, as_flags, as_fields):
+  assert errors.respelled(message, {'n_best', 'beam_size', 'target'}, '--') == as_flags
+  assert errors.respelled(message, None) == as_fields

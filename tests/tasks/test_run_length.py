@@ -59,11 +59,10 @@ def test_few_examples_are_said_to_be_few_with_what_to_do():
   assert 'little text' not in chosen(10, 1999, max_steps=5)[1]
 
 
-def test_hardly_any_examples_are_refused_unless_the_steps_are_given():
-  assert chosen(1, 100)[0][0] > 0
-  with pytest.raises(UserError, match='at least 100 examples; saw 99, .*: fine-tune .*; or give --max_steps'):
-    chosen(1, 99)
-  assert chosen(1, 99, max_steps=5)[0] == (5, 1, 1)
+def test_hardly_any_lines_are_refused():
+  run_length.check(100)
+  with pytest.raises(UserError, match='at least 100 lines; saw 99, .*: fine-tune .*; or give --max_steps'):
+    run_length.check(99)
 
 
 def test_text_without_an_end_is_refused():

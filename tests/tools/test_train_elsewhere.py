@@ -43,9 +43,9 @@ ALONE = (
 )
 
 
-def train(corpus, logdir, max_steps):
+def train(corpus, logdir, max_steps, *settings):
   """Trains the tiny model on this machine."""
-  given = {'model': 'mt.cldr.Tiny', 'data_dir': str(corpus), 'set': SIZES}
+  given = {'model': 'mt.cldr.Tiny', 'data_dir': str(corpus), 'set': [*SIZES, *settings]}
   trainer.train(trainer.Options(logdir=str(logdir), max_steps=max_steps, **given))
 
 
@@ -124,6 +124,18 @@ def test_a_run_goes_on_elsewhere_is_killed_there_and_comes_back(root):
   assert_trained_alike(root / 'here', root / 'longer', 8)
   best = [RunDir(str(root / name)).checkpoints().best() for name in ('here', 'longer')]
   assert best[0].step == best[1].step
+
+
+def test_a_rate_that_falls_to_0_at_the_end_of_a_run_falls_to_it_at_the_end_of_an_export(root):
+  linear = ('schedule=warmup_linear', 'warmup_steps=1', 'learning_rate=4e-5')
+  train(root / 'corpus', root / 'whole', 3, *linear)
+  train(root / 'corpus', root / 'falls', 0, *linear)
+  tool(f'--logdir={root}/falls', f'--out={root}/fall', '--steps=3', check=True)
+  assert elsewhere(root / 'fall').returncode == 0
+  tool(f'--logdir={root}/falls', f'--take={root}/fall', check=True)
+  assert_trained_alike(root / 'falls', root / 'whole', 3)
+  moved = lambda step, name='encoder/layer_00/attention/wq': state_of(root / 'falls', step)[name]
+  assert np.abs(moved(3) - moved(2)).max() > 0  # the last rate is a third of the first
 
 
 def test_training_elsewhere_keeps_the_best_and_ends_when_it_has_no_patience_left(tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Sequence
 
 from lingvo_moe.addons.documents.formats import DOCX, HTML, ODT, SRT, Markup
-from lingvo_moe.addons.documents.inline_placement import Aligned
 from lingvo_moe.addons.documents.markup import MarkedUp
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.text.inline_placement import Aligned
 
 _MARKUPS = {'.html': HTML, '.htm': HTML, '.srt': SRT}
 _OFFICE = {

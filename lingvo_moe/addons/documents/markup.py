@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.addons.documents.formats import Markup
-from lingvo_moe.addons.documents.inline_placement import WORD, Aligned, Atom, Path, placed
+from lingvo_moe.text.inline_placement import WORD, Aligned, Atom, Path, placed, without_outer_spaces
 
 _DEEPEST = 64  # inline elements within each other; more end the paragraph
 _NESTED = 8  # paragraphs within each other, as of a note in a text box; more end the paragraph
@@ -170,15 +170,7 @@ class MarkedUp:
         atoms.append(Atom(path, '', raw if following is None else self._raw(part, following)))
       else:
         atoms += [Atom(path, text, raw) for text, raw in _pieces(raw, self._markup.escaped)]
-    seen = [i for i, atom in enumerate(atoms) if atom.text and not atom.text.isspace()]
-    first, last = (seen[0], seen[-1]) if seen else (0, -1)
-    space = False  # whether the text so far ends with one
-    for i, atom in enumerate(atoms):
-      if not first <= i <= last or (space and atom.text == ' '):
-        atoms[i] = atom._replace(text='') if atom.text else atom
-      elif atom.text:
-        space = atom.text == ' '
-    return atoms
+    return without_outer_spaces(atoms)
 
   def _translated(self, parts: Sequence[_Part], translation: Aligned, following: Iterator[Aligned]) -> str:
     atoms = self._atoms(parts, following)

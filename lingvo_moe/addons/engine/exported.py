@@ -8,6 +8,7 @@ from lingvo_moe.addons.engine.graph import available_threads
 from lingvo_moe.addons.engine.lanes import Lanes
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.storage import files
+from lingvo_moe.text.repetition import FIELDS, Repetition
 from lingvo_moe.text.text_model import TextModel
 
 
@@ -32,6 +33,10 @@ class ExportedModel(TextModel):
   @property
   def length_norm(self) -> LengthNorm:
     return LengthNorm(self.settings['length_norm_alpha'], self.settings['length_norm_k'])
+
+  @property
+  def repetition(self) -> Repetition | None:
+    return Repetition.of(*map(self.settings.__getitem__, FIELDS))
 
   def __repr__(self) -> str:
     return f'ExportedModel({self.path!r}, {self.model}, {self.checkpoint})'

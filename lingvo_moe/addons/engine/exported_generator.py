@@ -66,14 +66,17 @@ class ExportedContinuer(translator.Generator):
     values, listeners = by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
       width, norm = self._model.beam_size, self._model.length_norm
-      results = search.search(decoder, {}, values['limits'], width, norm, copies, read(reader, prompts, 1))
+      prompt, repetition = read(reader, prompts, 1), self._model.repetition
+      results = search.search(decoder, {}, values['limits'], width, norm, copies, prompt, repetition=repetition)
     else:
       by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[2:])
       watch = lambda symbols_B1: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B1)), copies)
       sampler, prompt = numpy_sampling.NumpySampler.of_rows(values, copies), read(reader, prompts, copies)
       keys_B1, limits_B1 = values['keys'].reshape(-1, 1), np.repeat(values['limits'], copies)[:, np.newaxis]
       memory = {'lengths': prompt.lengths_B}
-      drawn = numpy_sampling.sample(decoder, memory, sampler, keys_B1, limits_B1, prompt.last_B, prompt, watch=watch)
+      rows = keys_B1, limits_B1, prompt.last_B, prompt
+      limits = {'watch': watch, 'repetition': self._model.repetition}
+      drawn = numpy_sampling.sample(decoder, memory, sampler, *rows, **limits)
       ids, lengths, log_probs = map(by_prompt, drawn)
       results = ids, lengths, log_probs, log_probs
     answer = lambda ids, *values: Hypothesis(vocab.decode(ids), *values)
@@ -91,4 +94,5 @@ def read(reader: StagedGraph, prompts: Sequence[Sequence[int]], copies: int) -> 
     caches = {name.replace('new_', 'cache_', 1): np.repeat(cache, copies, axis=0) for name, cache in new.items()}
   lengths_B = np.repeat([len(prompt) - 1 for prompt in prompts], copies).astype(np.int32)
   last_B = np.repeat([prompt[-1] for prompt in prompts], copies).astype(np.int32)
-  return Prompt(last_B, lengths_B, np.arange(ids_BP.shape[1]) < lengths_B[:, np.newaxis], caches)
+  symbols_BP = np.repeat(search.padded([prompt[::-1] for prompt in prompts])[:, ::-1], copies, axis=0)
+  return Prompt(last_B, lengths_B, np.arange(ids_BP.shape[1]) < lengths_B[:, np.newaxis], caches, symbols_BP)

@@ -7,6 +7,7 @@ from lingvo_moe.addons.engine.exported import ExportedModel
 from lingvo_moe.addons.engine.exported_generator import ExportedLanguageModel
 from lingvo_moe.addons.engine.exported_translator import TranslationModel
 from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.text.repetition import FIELDS
 from lingvo_moe.text.request import SEARCH
 
 # Options that runs have too.
@@ -22,7 +23,11 @@ def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
     raise UserError(f'threads={shown(threads)} is not a whole number from 1 on: leave it out for one on each core')
   make = ExportedLanguageModel if manifest.read(path)['task'] == 'language' else TranslationModel
   model = make(path, threads)
-  alpha = chosen.pop('length_norm_alpha', None)
+  for name in ('length_norm_alpha', *FIELDS):
+    if (value := chosen.pop(name, None)) is not None:
+      if not (kind := manifest.VALUES[name]).fits(value):
+        raise UserError(f'{name} must be {kind.name}; saw {shown(value)}')
+      model.settings[name] = value
   if isinstance(model, TranslationModel):
     model.choose_search({name: value for name in SEARCH if (value := chosen.pop(name, None)) is not None})
   fixed = {name: model.settings[name] for name in _FIXED if name in model.settings}
@@ -34,8 +39,4 @@ def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
         f'an export has the values that it was made with ({name}={fixed[name]!r}); saw {name}={shown(value)} for '
         f'{path}: leave it out, or export the run again'
       )
-  if alpha is not None:
-    if not alpha >= 0:
-      raise UserError(f'length_norm_alpha={alpha} must not be negative: 0 ranks by log-probability')
-    model.settings['length_norm_alpha'] = alpha
   return model

@@ -102,7 +102,7 @@ class ExportedTranslator(translator.Translator):
       memory, begins = search.encode(encoder, [sources[i] for i in batch]), (self._begin, of_target.before)
       if sampling:
         requests = [Request.of_text(texts[i], sampling) for i in batch]
-        return draw(decoder, memory, requests, samples, limits_B, model.beam_size, *begins)
+        return draw(decoder, memory, requests, samples, limits_B, model.beam_size, *begins, model.repetition)
       return search.search(
         decoder,
         memory,
@@ -113,6 +113,7 @@ class ExportedTranslator(translator.Translator):
         None,
         *begins,
         constraints=constraints,
+        repetition=model.repetition,
       )
 
     read = lambda ids, *values: Hypothesis(model.target.decode(ids), *values)

@@ -30,6 +30,7 @@ class Prompt(NamedTuple):
   lengths_B: np.ndarray  # number of symbols before that
   mask_BP: np.ndarray  # which of P positions have one
   caches: Mapping[str, np.ndarray]  # their keys and values [B, N, P, K] by the decoder's names
+  symbols_BP: np.ndarray  # all its symbols, after pad
 
 
 class FlatCache:

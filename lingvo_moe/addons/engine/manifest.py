@@ -18,6 +18,7 @@ from lingvo_moe.storage.json_files import (
   one_of,
   optional,
 )
+from lingvo_moe.text import repetition
 from lingvo_moe.text.language_tags import SIDES
 from lingvo_moe.text.request import SEARCH, SEARCHES
 from lingvo_moe.text.vocab import BOS
@@ -38,7 +39,7 @@ REQUIREMENTS = (
 
 _MOST = 2**31 - 1
 _PAIR = Kind('a pair of strings', lambda value: list_of(TEXT).fits(value) and len(value) == 2)
-_VALUES = {
+VALUES = {
   'model': TEXT,
   'step': between(INTEGER, 0, 2**63 - 1),
   'checkpoint': TEXT,
@@ -47,6 +48,8 @@ _VALUES = {
   'beam_size': between(INTEGER, 1, 1024),
   'length_norm_alpha': between(NUMBER, 0, 1e6),
   'length_norm_k': between(NUMBER, 0, 1e6),
+  'repetition_penalty': between(NUMBER, 1e-6, repetition.MOST[0]),
+  'no_repeat_ngram_size': between(INTEGER, 0, repetition.MOST[1]),
   'sample_temperature': between(NUMBER, 0, 1e6),
   'top_k': between(INTEGER, 0, _MOST),
   'top_p': between(NUMBER, 1e-6, 1),
@@ -84,9 +87,10 @@ _FILES = {
   'translation': ('decoder.tflite', 'encoder.tflite', 'source.model', 'target.model'),
 }
 # Those that exports of earlier versions lack.
+_LIMITS = {'length_norm_k': 5.0, **dict(zip(repetition.FIELDS, repetition.OFF))}
 _DEFAULTS = {
-  'language': {'length_norm_k': 5.0},
-  'translation': {**SEARCH, 'length_norm_k': 5.0, 'tag_sides': 'source', 'begin': BOS},
+  'language': _LIMITS,
+  'translation': {**SEARCH, **_LIMITS, 'tag_sides': 'source', 'begin': BOS},
 }
 _WAY_OUT = 'export the run again with lingvo-moe export RUN OUT --format=litert'
 
@@ -122,9 +126,9 @@ def read(folder: str) -> dict[str, Any]:
       f'version that wrote it, or {_WAY_OUT}'
     )
   try:
-    json_files.check(manifest, task=_VALUES['task'])
+    json_files.check(manifest, task=VALUES['task'])
     manifest = {**_DEFAULTS[manifest['task']], **manifest}
-    json_files.check(manifest, **_VALUES, **_OF_TASK[manifest['task']])
+    json_files.check(manifest, **VALUES, **_OF_TASK[manifest['task']])
   except ValueError as e:
     raise UserError(f'{path} is not the manifest of an export ({e}): {_WAY_OUT}') from None
   _check_files(folder, manifest)

@@ -16,6 +16,7 @@ from lingvo_moe.text import beam
 from lingvo_moe.text import constraints as constraints_lib
 from lingvo_moe.text.beam import NEG_INF, Finished, Library, Live, Specials
 from lingvo_moe.text.constraints import ConstraintProgress, Constraints
+from lingvo_moe.text.repetition import Repetition
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
 _SPECIALS = Specials(PAD, BOS, EOS)
@@ -49,9 +50,19 @@ class Beam:
   finished: Finished
   constraints: Constraints | None = None  # what hypotheses must and must not have; None: nothing
   progress: ConstraintProgress | None = None  # how far the live ones are
+  repetition: Repetition | None = None  # limits on the repetition of symbols
+  before_BP: np.ndarray | None = None  # symbols that count for these before those of the hypotheses, after pad
 
   @classmethod
-  def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int, constraints: Constraints | None = None) -> Beam:
+  def begin(
+    cls,
+    max_lengths_B: np.ndarray,
+    width: int,
+    n_best: int,
+    constraints: Constraints | None = None,
+    repetition: Repetition | None = None,
+    before_BP: np.ndarray | None = None,
+  ) -> Beam:
     """One live hypothesis, bos alone, in each row whose max_length is not 0."""
     rows, most = len(max_lengths_B), int(max_lengths_B.max(initial=0))
     padding = lambda width: np.full([rows, width, most], PAD, np.int32)
@@ -63,6 +74,8 @@ class Beam:
       finished=Finished(padding(n_best), np.zeros([rows, n_best], np.int32), *np.full([2, rows, n_best], NEG_INF)),
       constraints=constraints,
       progress=constraints and constraints_lib.begin(np, constraints, width),
+      repetition=repetition,
+      before_BP=before_BP,
     )
 
   @property
@@ -78,39 +91,71 @@ class Beam:
       Finished(*map(of_rows, self.finished)),
       self.constraints and self.constraints._replace(terms_BYT=self.constraints.terms_BYT[rows]),
       self.progress and ConstraintProgress(*map(of_rows, self.progress)),
+      self.repetition,
+      self.repetition and self.before_BP[rows],
     )
 
   def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm) -> np.ndarray:
     """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
     length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
-    best = self._continuations(next_symbols, length)
-    ended_BJ = beam.ended(_ARRAYS, best, EOS)
+    repeats_BWV = None
+    if self.repetition is not None:
+      next_symbols, repeats_BWV = self._limited(next_symbols, time)
+    best = self._continuations(next_symbols, repeats_BWV, length)
+    ended_BJ = beam.ended(ARRAYS, best, EOS)
     if (ended_BJ > NEG_INF).any():
       penalty = norm.penalty(np.float32(length))
-      self.finished = beam.finish(_ARRAYS, self.finished, self.live, best, ended_BJ, places_T, length, penalty, EOS)
-    parents_BW, self.live = beam.next_live(_ARRAYS, self.live, best, places_T, length, EOS)
+      self.finished = beam.finish(ARRAYS, self.finished, self.live, best, ended_BJ, places_T, length, penalty, EOS)
+    parents_BW, self.live = beam.next_live(ARRAYS, self.live, best, places_T, length, EOS)
     if self.constraints is not None:
       size = self.constraints.automaton_JV.shape[1]
       self.progress = constraints_lib.follow(np, self.constraints, self.progress, parents_BW, self.live.last_BW, size)
     max_penalty_B1 = norm.penalty(self.max_lengths_B.astype(np.float32))[:, np.newaxis]
-    self.live = beam.stop(_ARRAYS, self.live, self.finished, max_penalty_B1)
+    self.live = beam.stop(ARRAYS, self.live, self.finished, max_penalty_B1)
     return parents_BW
 
-  def _continuations(self, next_symbols, length):
+  def _limited(self, next_symbols, time):
+    """Scores under the limits on repetition, and symbols that would repeat an n-gram."""
+    width, logits_BWV = self.live.ids_BWT.shape[1], next_symbols.logits_BWV
+    if width > 1:
+      logits_BWV = logits_BWV - next_symbols.log_z_BW[:, :, np.newaxis]
+    history = self.before_BP, self.live.ids_BWT, time
+    penalised_BWV, new_BWV = self.repetition.scores(ARRAYS, logits_BWV, *history)
+    symbols_BWJ = _top_k(new_BWV, 2 * width + 3)
+    best_BWJ = np.take_along_axis(new_BWV, symbols_BWJ, axis=2)
+    log_z_BW = np.zeros_like(next_symbols.log_z_BW)
+    if width == 1:
+      log_z_BW = best_BWJ[:, :, 0] + np.log(np.exp(new_BWV - best_BWJ[:, :, :1]).sum(axis=2))
+    symbols = NextSymbols(best_BWJ, symbols_BWJ, new_BWV[:, :, EOS], log_z_BW, penalised_BWV)
+    return symbols, new_BWV == NEG_INF if self.constraints else None
+
+  def _continuations(self, next_symbols, repeats_BWV, length):
     """The 2 W continuations of each row."""
     best_BWJ, symbols_BWJ, eos_BW, log_z_BW, logits_BWV = next_symbols
     log_z_BW1 = log_z_BW[:, :, np.newaxis]
     must_end_B = length >= self.max_lengths_B
     if self.constraints is None:
       return beam.continuations(
-        *(_ARRAYS, self.live, best_BWJ, symbols_BWJ, eos_BW[:, :, np.newaxis], log_z_BW1, None, must_end_B, _SPECIALS)
+        *(ARRAYS, self.live, best_BWJ, symbols_BWJ, eos_BW[:, :, np.newaxis], log_z_BW1, None, must_end_B, _SPECIALS)
       )
-    logits_BWV = logits_BWV[:, :, : self.constraints.automaton_JV.shape[1]]  # others are no text
+    is_text = np.s_[:, :, : self.constraints.automaton_JV.shape[1]]
+    logits_BWV, repeats_BWV = logits_BWV[is_text], None if repeats_BWV is None else repeats_BWV[is_text]
     log_probs_BWV = np.minimum(logits_BWV - log_z_BW1, 0)
     kept = constraints_lib.continuations(
-      *(np, _top_k, self.constraints, self.progress, self.live.log_probs_BW, log_probs_BWV, None, must_end_B, _SPECIALS)
+      *(
+        np,
+        _top_k,
+        self.constraints,
+        self.progress,
+        self.live.log_probs_BW,
+        log_probs_BWV,
+        None,
+        must_end_B,
+        _SPECIALS,
+      ),
+      repeats_BWV=repeats_BWV,
     )
-    return beam.in_order(_ARRAYS, *kept)
+    return beam.in_order(ARRAYS, *kept)
 
 
 def _best(values_BJ: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,4 +177,10 @@ def _at(values_BJ: np.ndarray, index_BW: np.ndarray) -> np.ndarray:
   return values_BJ[np.arange(len(values_BJ))[:, np.newaxis], index_BW]
 
 
-_ARRAYS = Library(np, _best, _at)
+def _put(x_BWV: np.ndarray, symbols_BWJ: np.ndarray, values_BWJ: np.ndarray) -> np.ndarray:
+  copy_BWV = x_BWV.copy()
+  np.put_along_axis(copy_BWV, symbols_BWJ, values_BWJ, axis=2)
+  return copy_BWV
+
+
+ARRAYS = Library(np, _best, _at, _put)

@@ -13,10 +13,12 @@ import numpy as np
 
 from lingvo_moe.addons.engine import search
 from lingvo_moe.addons.engine.flat_cache import FlatCache, Prompt
+from lingvo_moe.addons.engine.numpy_beam import ARRAYS
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.core import hash32
 from lingvo_moe.core.hash32 import GOLDEN
 from lingvo_moe.text.continuations import Request, by_row
+from lingvo_moe.text.repetition import Repetition
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
 
@@ -70,6 +72,7 @@ def sample(
   prompt: Prompt | None = None,
   given: Sequence[int] = (),
   watch: Callable[[np.ndarray], np.ndarray] | None = None,
+  repetition: Repetition | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Draws W samples of each row, with their ends: ids [B, W, T], lengths [B, W], log p [B, W].
 
@@ -80,11 +83,13 @@ def sample(
     limits_BW: most symbols of each; 0: it is not drawn.
     last_B: symbol before the first.
     watch: called at every step with the symbols drawn, [B, W], pad where there is none; returns which rows go on.
+    repetition: limits on the repetition of symbols, which change logits before the temperature; None: none.
   """
   most = int(limits_BW.max())
   ids_BWT, lengths_BW = np.full([*keys_BW.shape, most], PAD, np.int32), np.zeros_like(limits_BW)
   log_probs_BW, numbers, live_BW = np.zeros(keys_BW.shape, np.float32), np.arange(len(keys_BW)), limits_BW > 0
   last_BW = np.repeat(last_B[:, np.newaxis], keys_BW.shape[1], axis=1).astype(np.int32)
+  before_BP = prompt.symbols_BP if prompt else last_B[:, np.newaxis]
   cache = FlatCache(decoder, memory, keys_BW.shape[1], most, prompt)
   for time in range(most):
     if cache.is_full:
@@ -95,10 +100,12 @@ def sample(
     if time < len(given):
       last_BW = np.full_like(last_BW, given[time])
     else:
-      logits_BWV = search.logits(decoder)
-      last_BW = sampler.take(numbers)(logits_BWV, hash32.fold(keys_BW[numbers], time))
+      scores_BWV = logits_BWV = search.logits(decoder)
+      if repetition is not None:
+        _, scores_BWV = repetition.scores(ARRAYS, logits_BWV, before_BP[numbers], ids_BWT[numbers], time)
+      last_BW = sampler.take(numbers)(scores_BWV, hash32.fold(keys_BW[numbers], time))
       logits_BW = np.take_along_axis(logits_BWV, last_BW[:, :, np.newaxis], axis=2)[:, :, 0]
-      del logits_BWV  # a view, which may not be held by the next step
+      del logits_BWV, scores_BWV  # a view, which may not be held by the next step
       log_probs_BW[numbers] += np.where(live_BW, logits_BW - decoder.output('log_z'), 0)
     ids_BWT[numbers, :, time] = np.where(live_BW, last_BW, PAD)
     lengths_BW[numbers] += live_BW
@@ -119,6 +126,7 @@ def draw(
   width: int,
   begin: int,
   given: Sequence[int],
+  repetition: Repetition | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Draws so many samples of each row of a decoder of `width` hypotheses: ids [B, W, T], lengths, log p, scores.
 
@@ -131,7 +139,9 @@ def draw(
   repeated = {name: np.repeat(array, copies, axis=0) for name, array in memory.items()}
   last_B = np.full(len(keys_BW), begin)
   samples_of_rows = sample(
-    decoder, repeated, NumpySampler.of_rows(values, copies), keys_BW, limits_BW, last_B, given=given
+    *(decoder, repeated, NumpySampler.of_rows(values, copies), keys_BW, limits_BW, last_B),
+    given=given,
+    repetition=repetition,
   )
   ids, lengths, log_probs = (x.reshape(len(requests), -1, *x.shape[2:])[:, :samples] for x in samples_of_rows)
   return ids, lengths, log_probs, log_probs

@@ -10,6 +10,7 @@ from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.text.beam import Finished
 from lingvo_moe.text.constraints import Constraints
+from lingvo_moe.text.repetition import Repetition
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
 # Tokens that a graph reads in one run: its memory grows with them, and its speed no longer does.
@@ -50,6 +51,7 @@ def search(
   begin: int = BOS,
   given: Sequence[int] = (),
   constraints: Constraints | None = None,
+  repetition: Repetition | None = None,
 ) -> Finished:
   """Beam search for the n_best translations of each row.
 
@@ -63,8 +65,10 @@ def search(
     prompt: what the hypotheses continue; None: `begin`.
     given: the first symbols of all, whose probabilities do not count.
     constraints: what translations must and must not have; None: nothing.
+    repetition: limits on the repetition of symbols; None: none.
   """
-  beam = Beam.begin(max_lengths_B, width, n_best, constraints)
+  before_BP = prompt.symbols_BP if prompt else np.full([len(max_lengths_B), 1], begin)
+  beam = Beam.begin(max_lengths_B, width, n_best, constraints, repetition, before_BP)
   beam.live.last_BW[:] = begin
   if prompt:
     memory, beam.live.last_BW[:] = {'lengths': prompt.lengths_B}, prompt.last_B[:, np.newaxis]

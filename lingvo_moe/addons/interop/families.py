@@ -15,6 +15,7 @@ from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported, TensorEntry
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.storage import files
+from lingvo_moe.text.repetition import FIELDS
 
 FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
 _BY_CLASS = {name: (family, keys) for family in FAMILIES for name, keys in family.CLASSES.items()}
@@ -41,6 +42,8 @@ def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
   search = symbols | {'num_beams': config.beam_size, 'bad_words_ids': forbidden}
   if config.length_norm_k == 0:
     search['length_penalty'] = config.length_norm_alpha
+  if config.repetition:
+    search |= {name: getattr(config, name) for name in FIELDS}
   return {
     **made,
     'config.json': {**made['config.json'], **symbols, 'vocab_size': size, 'dtype': 'float32'},

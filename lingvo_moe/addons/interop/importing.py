@@ -34,6 +34,7 @@ from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.slices import Slice
 from lingvo_moe.storage import files, json_files, log_directory, new_folder
 from lingvo_moe.tasks.task import TaskConfig, task_of
+from lingvo_moe.text import repetition
 
 _VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}
 # Of generation_config.json: what has its place here without a value being read.
@@ -45,6 +46,8 @@ _GENERATION = {
   'suppress_tokens': json_files.optional(_IDS),
   'num_beams': json_files.optional(config_keys.whole(1, 1000)),
   'length_penalty': json_files.optional(config_keys.number(-math.inf)),
+  'repetition_penalty': json_files.optional(config_keys.number(1e-6, repetition.MOST[0])),
+  'no_repeat_ngram_size': json_files.optional(config_keys.whole(0, repetition.MOST[1])),
 }
 
 
@@ -146,6 +149,7 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
   search = {'length_norm_alpha': stated.pop('length_penalty', 1.0), 'length_norm_k': 0.0}
   if beams := stated.pop('num_beams', 0):
     search['beam_size'] = beams
+  search |= {name: stated.pop(name) for name in repetition.FIELDS if name in stated}
   same = {**config_keys.GENERATION, **{key: folder.config.get(key) for key in _SYMBOLS}}
   stated = {key: value for key, value in stated.items() if value != same.get(key)}
   words = stated.get('bad_words_ids') or []

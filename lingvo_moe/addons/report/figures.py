@@ -28,11 +28,13 @@ def _cell(value: Any) -> Any:
   return text(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def figure(title: str, picture: Html, tables: Html, note: str = '', legend: Html | None = None) -> Html:
-  """Figure with its caption, its legend, and a table to open."""
+def figure(
+  title: str, picture: Html, tables: Html, note: str = '', legend: Html | None = None, scale: Html | None = None
+) -> Html:
+  """Figure with its caption, a choice of the scale, its legend, and a table to open."""
   caption = tag('figcaption', tag('strong', title), ' ', note)
   behind = tag('details', tag('summary', f'Table: {title}'), tables)
-  return tag('figure', caption, picture, legend, behind)
+  return tag('figure', caption, scale, picture, legend, behind)
 
 
 def curves(title: str, shown: Sequence[Curve], x_name: str, note: str = '', from_zero: bool = False) -> Html | None:
@@ -42,7 +44,9 @@ def curves(title: str, shown: Sequence[Curve], x_name: str, note: str = '', from
     return None
   label = f'{title} over {x_name}. ' + '; '.join(_in_words(curve) for curve in shown)
   picture = svg.curves(shown, x_name, label, from_zero)
-  return figure(title, picture, _tables(title, shown, x_name), note, legend(shown))
+  scale = tag('label', tag('input', type='checkbox'), ' logarithmic', class_='scale')
+  tables = _tables(title, shown, x_name)
+  return figure(title, picture, tables, note, legend(shown), scale if svg.has_logarithms(shown) else None)
 
 
 def legend(shown: Sequence[Curve], shapes: bool = False) -> Html | None:
@@ -51,7 +55,8 @@ def legend(shown: Sequence[Curve], shapes: bool = False) -> Html | None:
     return None
   items = []
   for curve in shown:
-    drawn = [] if shapes else [tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d='M0 5H24')]
+    stroke = f'curve c{curve.colour % svg.COLOURS} d{curve.dash % svg.DASHES}'
+    drawn = [] if shapes else [tag('path', class_=stroke, d='M0 5H24')]
     if shapes or curve.marks:
       drawn.append(svg.markers([(12, 5)], curve.colour, curve.dash if shapes else 0))
     items.append(tag('li', tag('svg', *drawn, viewBox='0 0 24 10', aria_hidden='true'), ' ', curve.name))

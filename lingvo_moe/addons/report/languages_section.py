@@ -12,8 +12,8 @@ from lingvo_moe.addons.report.svg import Curve
 from lingvo_moe.core.errors import plural
 from lingvo_moe.storage.log_directory import dev_losses, number
 
-_METRICS = {'bleu': 'BLEU', 'chrf': 'chrF'}
-_COLUMNS = {**_METRICS, 'copy_bleu': 'copy BLEU'}
+METRICS = {'bleu': 'BLEU', 'chrf': 'chrF'}
+_COLUMNS = {**METRICS, 'copy_bleu': 'copy BLEU'}
 _BOUNDS = {'best_bleu': 'BLEU at most', 'best_chrf': 'chrF at most'}  # by what the target vocabulary can write
 
 
@@ -49,7 +49,7 @@ def _scores(records: Sequence[RunRecord]) -> Html:
   values = lambda record, key: [number(record.scores.get(name, {}).get(key)) for name in names]
   drawn = []
   for record in records:
-    for shape, (key, metric) in enumerate(_METRICS.items()):
+    for shape, (key, metric) in enumerate(METRICS.items()):
       series = thinned(enumerate(values(record, key)))
       drawn.append(Curve(record.label(metric), series, shape if record.alone else record.place, shape))
   bounds = [bound for record in records for key in _BOUNDS for bound in values(record, key)]

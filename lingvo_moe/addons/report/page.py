@@ -13,8 +13,9 @@ from lingvo_moe.addons.report import (
   samples_section,
   setup_section,
   training_section,
+  verdict_section,
 )
-from lingvo_moe.addons.report.escaped_html import Html, tag
+from lingvo_moe.addons.report.escaped_html import Html, allowed, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import text
 from lingvo_moe.core.errors import UserError, plural
@@ -22,20 +23,17 @@ from lingvo_moe.core.progress import duration
 from lingvo_moe.storage import files, log_directory
 from lingvo_moe.storage.log_directory import number, tokens_so_far
 
-_SECTIONS = {
-  'training': ('Training', training_section.section),
-  'languages': ('Languages', languages_section.section),
-  'experts': ('Experts', experts_section.section),
-  'samples': ('Samples', samples_section.section),
-  'setup': ('Configuration and machine', setup_section.section),
-}
+_FOLDER = importlib.resources.files(__package__)
+_STYLE, _SCRIPT = (_FOLDER.joinpath(f'report.{end}').read_text(encoding='utf-8') for end in ('css', 'js'))
 
-# The page may load nothing and run nothing, whatever a run has put into it.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+# The page loads nothing, and runs its own script alone, whatever a run has put into it.
+_POLICY = (
+  f"default-src 'none'; style-src {allowed(_STYLE)}; script-src {allowed(_SCRIPT)}; base-uri 'none'; form-action 'none'"
+)
 
 
 def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str | None = None) -> tuple[str, int]:
-  """Writes the report on one run or two, given by log directories; returns the path of the file and its bytes.
+  """Writes the report on some runs, given by log directories; returns the path of the file and its bytes.
 
   Scores and samples are of `split`, with the text of the corpus data_dir, or without it the text beside the
   translations. The file is `out`, by default report.html in the first log directory.
@@ -57,7 +55,8 @@ def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str
 
 
 def page(records: Sequence[RunRecord]) -> str:
-  title = ' and '.join(record.name for record in records)
+  *names, last = (record.name for record in records)
+  title = f'{", ".join(names)} and {last}' if names else last
   links = tag('ul', *(tag('li', tag('a', name, href=f'#{key}')) for key, (name, _) in _SECTIONS.items()))
   sections = [
     tag('section', tag('h2', name, id=f'{key}-title'), make(records), id=key, aria_labelledby=f'{key}-title')
@@ -66,18 +65,18 @@ def page(records: Sequence[RunRecord]) -> str:
   body = [
     tag('a', 'Skip to the content', href='#content', class_='skip'),
     tag('header', tag('h1', f'Report on {title}'), tag('nav', links, aria_label='Sections')),
-    tag('main', _summary(records), *sections, id='content', tabindex='-1'),
+    tag('main', *sections, id='content', tabindex='-1'),
+    Html(f'<script>{_SCRIPT}</script>'),
   ]
   # Curves have the colours of Okabe and Ito, with more contrast where a background needs it. Those of heat maps go from
   # blue over a neutral one at a fair share to orange; an unused expert has one of its own.
-  css = importlib.resources.files(__package__).joinpath('report.css').read_text(encoding='utf-8').removesuffix('\n')
   head = [
     tag('meta', charset='utf-8'),
     tag('meta', http_equiv='Content-Security-Policy', content=_POLICY),
     tag('meta', name='viewport', content='width=device-width, initial-scale=1'),
     tag('meta', name='color-scheme', content='light dark'),
     tag('title', f'Report on {title}'),
-    Html(f'<style>\n{css}</style>'),
+    Html(f'<style>{_STYLE}</style>'),
   ]
   whole = tag('html', tag('head', *head), tag('body', *body), lang='en')
   return f'<!DOCTYPE html>\n{whole}\n'
@@ -116,3 +115,14 @@ def _facts(record: RunRecord) -> dict[str, str]:
     'tokens': text(tokens) if tokens else '',
     'MoE layers': str(len(record.layers) or ''),
   }
+
+
+_SECTIONS = {
+  'verdict': ('Verdict', verdict_section.section),
+  'summary': ('Summary', _summary),
+  'samples': ('Samples', samples_section.section),
+  'languages': ('Languages', languages_section.section),
+  'training': ('Training', training_section.section),
+  'experts': ('Experts', experts_section.section),
+  'setup': ('Configuration and machine', setup_section.section),
+}

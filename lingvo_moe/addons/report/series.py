@@ -56,6 +56,16 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
   return [i * step for i in range(first, last + 1)]
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+  """Round numbers within [low, high] for a logarithmic scale: powers of ten, with 2 and 5 times these where few are."""
+  powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+  for factors in (1,), (1, 2, 5):
+    found = [m * power for power in powers for m in factors if low <= m * power <= high]
+    if len(found) > 3:
+      return found
+  return found if len(found) > 2 else ticks(low, high)
+
+
 def text(value: float | None) -> str:
   """A number to read: four digits, thousands with commas; '' for None."""
   if value is None:

@@ -6,7 +6,7 @@ Plots are 420 units wide: about as many pixels in a column of a desktop's window
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lingvo_moe.addons.report import series as series_lib
 from lingvo_moe.addons.report.escaped_html import Html, join, tag
@@ -14,7 +14,9 @@ from lingvo_moe.addons.report.series import Series
 from lingvo_moe.corpora import text
 
 WIDTH = 420
+COLOURS, DASHES = 8, 5  # of the style sheet; a further curve has those of an earlier one
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36
+Scale = Callable[[float], float]
 _NAMES = 84  # room for names at the left of a plot
 # Shapes of markers: class of the style sheet, rise of the path's first point, path from there.
 _SHAPES = ('marks', 0, 'h0'), ('diamonds', 4.5, 'l4.5 4.5 -4.5 4.5 -4.5 -4.5z')
@@ -31,32 +33,55 @@ class Curve:
   marks: bool = False  # whether points are marked, as of few ones
 
 
+def has_logarithms(shown: Sequence[Curve]) -> bool:
+  """Whether curves are drawn over a logarithmic scale too: all are above 0, and some are twice as large as others."""
+  ys = [y for curve in shown for y in curve.series.ys]
+  return 0 < 2 * min(ys) <= max(ys)
+
+
 def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = False) -> Html:
-  """Curves, at least one and each with points, over an x axis `x_name`; `label` is what a screen reader says."""
-  height = 240
+  """Curves, at least one and each with points, over an x axis `x_name`; `label` is what a screen reader says.
+
+  Where they have logarithms they are drawn over these too, without bands; the style sheet shows one of both.
+  """
+  height, right = 240, WIDTH - _RIGHT
+  bottom = height - _BOTTOM
   x_range = series_lib.extent([x for curve in shown for x in curve.series.xs])
-  y_low, y_high = _y_range(shown, from_zero)
-  right, bottom = WIDTH - _RIGHT, height - _BOTTOM
   at_x = lambda x: _LEFT + (x - x_range[0]) / (x_range[1] - x_range[0]) * (right - _LEFT)
-  at_y = lambda y: bottom - (min(max(y, y_low), y_high) - y_low) / (y_high - y_low) * (bottom - _TOP)
+  low, high = _y_range(shown, from_zero)
   drawn = []
-  for y in series_lib.ticks(y_low, y_high):
-    drawn.append(tag('path', class_='rule', d=f'M{_LEFT} {at_y(y):.1f}H{right}'))
-    drawn.append(tag('text', series_lib.tick_text(y), x=_LEFT - 5, y=f'{at_y(y) + 4:.1f}', class_='end'))
   for x in series_lib.ticks(*x_range, about=6):
     drawn.append(tag('path', class_='rule', d=f'M{at_x(x):.1f} {_TOP}V{bottom}'))
     drawn.append(tag('text', series_lib.tick_text(x), x=f'{at_x(x):.1f}', y=bottom + 14, class_='mid'))
   drawn.append(tag('text', x_name, x=(_LEFT + right) // 2, y=height - 4, class_='mid'))
+  at_y = lambda y: bottom - (min(max(y, low), high) - low) / (high - low) * (bottom - _TOP)
+  drawn.append(tag('g', _over(shown, at_x, at_y, series_lib.ticks(low, high), bands=True), class_='lin'))
+  if has_logarithms(shown):
+    least, most = series_lib.extent([y for curve in shown for y in curve.series.ys])
+    share = lambda y: math.log(min(max(y, least), most) / least) / math.log(most / least)
+    at_y = lambda y: bottom - share(y) * (bottom - _TOP)
+    drawn.append(tag('g', _over(shown, at_x, at_y, series_lib.log_ticks(least, most)), class_='log'))
+  return _picture(height, label, drawn, data_x=x_name)
+
+
+def _over(shown: Sequence[Curve], at_x: Scale, at_y: Scale, ticks: Sequence[float], bands: bool = False) -> Html:
+  """Curves and rules over a scale; of each curve the last path has all its points."""
+  drawn = []
+  for y in ticks:
+    drawn.append(tag('path', class_='rule', d=f'M{_LEFT} {at_y(y):.1f}H{WIDTH - _RIGHT}'))
+    drawn.append(tag('text', series_lib.tick_text(y), x=_LEFT - 5, y=f'{at_y(y) + 4:.1f}', class_='end'))
   for curve in shown:
     xs, *bounds = curve.series
     points, low, high = ([(at_x(x), at_y(y)) for x, y in zip(xs, ys)] for ys in bounds)
-    if curve.series.thinned and len(points) > 1:
-      drawn.append(tag('path', class_=f'band c{curve.colour}', d=_polyline(high + low[::-1]) + 'z'))
+    paths = []
+    if bands and curve.series.thinned and len(points) > 1:
+      paths.append(tag('path', class_='band', d=_polyline(high + low[::-1]) + 'z'))
     if len(points) > 1:
-      drawn.append(tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d=_polyline(points)))
+      paths.append(tag('path', class_=f'curve d{curve.dash % DASHES}', d=_polyline(points)))
     if curve.marks or len(points) == 1:
-      drawn.append(markers(points, curve.colour))
-  return _picture(height, label, drawn)
+      paths.append(tag('path', class_='marks', d=_marks(points)))
+    drawn.append(tag('g', *paths, class_=f'c{curve.colour % COLOURS}', data_name=curve.name))
+  return join(drawn)
 
 
 def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, label: str) -> Html:
@@ -83,8 +108,13 @@ def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, 
 
 def markers(points: Sequence[tuple[float, float]], colour: int, shape: int = 0) -> Html:
   """Markers at points: dots, or of an odd shape diamonds."""
-  kind, rise, path = _SHAPES[shape % 2]
-  return tag('path', class_=f'{kind} c{colour}', d=''.join(f'M{x:.1f} {y - rise:.1f}{path}' for x, y in points))
+  kind, *_ = _SHAPES[shape % 2]
+  return tag('path', class_=f'{kind} c{colour % COLOURS}', d=_marks(points, shape))
+
+
+def _marks(points: Sequence[tuple[float, float]], shape: int = 0) -> str:
+  _, rise, path = _SHAPES[shape % 2]
+  return ''.join(f'M{x:.1f} {y - rise:.1f}{path}' for x, y in points)
 
 
 def heat_map(
@@ -119,8 +149,8 @@ def heat_map(
   return _picture(_TOP + height + 36, label, drawn)
 
 
-def _picture(height: float, label: str, drawn: Sequence[Html]) -> Html:
-  return tag('svg', join(drawn), viewBox=f'0 0 {WIDTH} {height:g}', role='img', aria_label=label)
+def _picture(height: float, label: str, drawn: Sequence[Html], **attributes: str) -> Html:
+  return tag('svg', join(drawn), viewBox=f'0 0 {WIDTH} {height:g}', role='img', aria_label=label, **attributes)
 
 
 def _y_range(shown: Sequence[Curve], from_zero: bool) -> tuple[float, float]:

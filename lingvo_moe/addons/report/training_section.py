@@ -8,6 +8,7 @@ from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import thinned
 from lingvo_moe.addons.report.svg import Curve
+from lingvo_moe.storage import log_directory
 
 POINTS = 100  # of a curve, at most
 
@@ -18,6 +19,7 @@ _QUANTITIES = (
   ('Learning rate', 'learning_rate', 'learning rate', ''),
   ('Gradient norm', 'grad_norm', 'norm', 'Before clipping.'),
 )
+_OBJECTIVE = 'What training minimises: the cross-entropy of smoothed labels, and the balance losses of experts.'
 
 
 def curves_of(records: Sequence[RunRecord], quantities: dict[str, str], points: int = POINTS) -> list[Curve]:
@@ -39,7 +41,7 @@ def section(records: Sequence[RunRecord]) -> Html:
   """Figures of training, and sentences on what a run's log lacks."""
   logged = [record for record in records if record.steps]
   timed = [record for record in records if any(line['trained'] is not None for line in record.log)]
-  sentences = [figures.absent(_why_no_log(record)) for record in records if record not in logged]
+  sentences = [figures.absent(why_no_log(record)) for record in records if record not in logged]
   no_dev_loss = 'has no dev loss yet: it is computed every eval_every steps.'
   no_time = 'was trained by a version that did not log the time, so it is not in plots over time.'
   sentences += [figures.absent(f'{record.name} {no_dev_loss}') for record in logged if not record.evaluations]
@@ -56,10 +58,12 @@ def section(records: Sequence[RunRecord]) -> Html:
   ]
   for title, key, name, note in _QUANTITIES:
     plots.append(figures.curves(title, curves_of(records, {key: name}), 'step', note, from_zero=True))
+  plots.append(figures.curves('Objective', curves_of(records, _objective(records), POINTS // 2), 'step', _OBJECTIVE))
   return join([*sentences, figures.grid(*plots)])
 
 
-def _why_no_log(record: RunRecord) -> str:
+def why_no_log(record: RunRecord) -> str:
+  """Sentence on a run without a log."""
   if record.averaged:
     return f'{record.name} is the average of {record.averaged}, and has no curves or dev loss of its own.'
   return f'{record.name} has no training log (train.jsonl).'
@@ -75,6 +79,14 @@ def _losses(records: Sequence[RunRecord], x: Callable[[dict], Any] = lambda line
     drawn.append(Curve(record.label('training'), train, record.place, record.place))
     drawn.append(Curve(record.label('dev'), dev, dev_colour, dash, marks=True))
   return drawn
+
+
+def _objective(records: Sequence[RunRecord]) -> dict[str, str]:
+  """The objective, and of one run its parts, by key with their names."""
+  part = log_directory.objective_part('')
+  last = [line for record in records if record.alone for line in record.steps[-1:]]
+  parts = {key: key.removeprefix(part).replace('_', ' ') for line in last for key in line if key.startswith(part)}
+  return {'objective': 'objective', **parts}
 
 
 def _time_unit(records: Sequence[RunRecord]) -> tuple[float, str]:

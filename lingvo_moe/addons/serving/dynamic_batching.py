@@ -35,6 +35,7 @@ class _Request:
   hypotheses: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
   truncated: list[int] = dataclasses.field(default_factory=list)
   cut: list[int] = dataclasses.field(default_factory=list)
+  lost: list[int] = dataclasses.field(default_factory=list)
   future: futures.Future[Answers] = dataclasses.field(default_factory=futures.Future)
 
   @property
@@ -180,10 +181,12 @@ class Batcher:
       request.hypotheses[i] = answered.hypotheses[number]
       request.truncated += [i] * (number in answered.truncated)
       request.cut += [i] * (number in answered.cut)
+      request.lost += [i] * answered.lost.count(number)
     for request in requests:
       if len(request.hypotheses) == len(request.parts):
         hypotheses = [request.hypotheses[i] for i in range(len(request.parts))]
-        _settle(request.future.set_result, Answers(hypotheses, sorted(request.truncated), sorted(request.cut)))
+        notices = sorted(request.truncated), sorted(request.cut), sorted(request.lost)
+        _settle(request.future.set_result, Answers(hypotheses, *notices))
 
 
 def _settle(set_value: Callable[[Any], None], value: Any) -> None:

@@ -11,7 +11,7 @@ from lingvo_moe.addons.serving import query as query_lib
 from lingvo_moe.addons.serving.dynamic_batching import Batcher
 from lingvo_moe.addons.serving.origins import Origins
 from lingvo_moe.addons.serving.query import BadQueryError, Fields
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, respelled
 from lingvo_moe.text.text_model import TextModel
 from lingvo_moe.text.translator import Answers
 
@@ -91,4 +91,4 @@ def refused(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
   try:
     return function(*arguments, **more)
   except UserError as e:
-    raise BadQueryError(str(e)) from None
+    raise BadQueryError(respelled(str(e), None)) from None

@@ -13,13 +13,13 @@ import babel
 from aiohttp import web
 
 from lingvo_moe.addons.documents import document_files
-from lingvo_moe.addons.documents.inline_placement import Aligned
 from lingvo_moe.addons.serving import query as query_lib
 from lingvo_moe.addons.serving.detection import Detector
 from lingvo_moe.addons.serving.query import BadQueryError, File
 from lingvo_moe.addons.serving.service import GET, POST, Route, Service, refused
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.text.alignment import Alignment
+from lingvo_moe.text.inline_placement import Aligned
 from lingvo_moe.text.language_tags import Languages, check_known
 from lingvo_moe.text.request import SAMPLING, TranslationRequest
 from lingvo_moe.text.text_model import Asked, TextModel
@@ -67,6 +67,8 @@ class Translation(Service):
     """What else is asked of translations; those of markup are aligned where the model does it."""
     asked = {name: fields[name] for name in ('prefix', 'ban', 'terms', 'search') if fields.get(name)}
     asked |= fields.numbers(SAMPLING)
+    if fields.get('placeholders') in (False, 'false', '0'):
+      asked['placeholders'] = False
     if isinstance(asked.get('terms'), str):
       asked['terms'] = [asked['terms']]
     if fields.get('alignments') or (is_marked_up and 'alignments' in self.run.translator(n_best).able):
@@ -187,10 +189,7 @@ class _Languages:
 
 
 def _aligned(hypothesis: Hypothesis) -> Aligned:
-  if (alignment := hypothesis.alignment) is None:
-    return Aligned(hypothesis.text)
-  pairs = ((alignment.source[i], alignment.target[j]) for i, j in alignment.points)
-  return Aligned(hypothesis.text, [(source.begin, source.end, target.begin, target.end) for source, target in pairs])
+  return Aligned(hypothesis.text, hypothesis.alignment.links if hypothesis.alignment else ())
 
 
 def _alignment(alignment: Alignment) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from lingvo_moe.core.errors import UserError
 
 # By the first part of their names: what models of the zoo do, and which of them to start with.
 _TASKS = {
-  'mt': ('Translation', ('mt.cldr.MoE8E', 'mt.multi30k.MoE8E')),
+  'mt': ('Translation', ('mt.starter.MoE8E', 'mt.cldr.MoE8E')),
   'lm': ('Language models', ('lm.shakespeare.MoE8E',)),
   'switch': ('Span corruption, as T5 and Switch Transformers learn', ('switch.shakespeare.Switch8E',)),
 }

@@ -1,11 +1,12 @@
-"""lingvo-moe report RUN [OTHER_RUN] [--out=report.html] [--split=test] [--data_dir=CORPUS]
+"""lingvo-moe report RUN [OTHER_RUN ...] [--out=report.html] [--split=test] [--data_dir=CORPUS]
 
-Writes a report on a run, or on two side by side, as one HTML file that opens offline. The report shows
-  loss, dev loss, tokens per second, learning rate and gradient norm
-  BLEU and chrF by language
+Writes a report on a run, or on up to 8 with their curves in one plot, as one HTML file that opens offline. It shows
+  a verdict in words: whether the run still improves, unused experts, drops, and what to try
+  sample translations, BLEU and chrF by language
+  loss, dev loss, tokens per second, learning rate, gradient norm and objective
   every MoE layer over time: load of each expert, drops, entropy, dead experts, and which languages use which experts
-  sample translations, configuration, versions and machine
-Each plot has a table of its points. A sentence names what a run lacks.
+  configuration, versions and machine
+Curves show their values under the pointer; each plot has a table of its points. A sentence names what a run lacks.
 
 RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed. A decoder of an
 earlier version wrote no sources and references; they are then read from --data_dir.
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from lingvo_moe.cli import app
 from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
+
+_RUNS = 8  # the colours that the style sheet has for curves
 
 
 class Options(OptionGroup):
@@ -30,9 +33,9 @@ class Options(OptionGroup):
 
 @app.command(Options, tensorflow=False, arguments=True)
 def main(argv: Sequence[str], options: Options) -> None:
-  if not 2 <= len(argv) <= 3:
+  if not 2 <= len(argv) <= 1 + _RUNS:
     raise UserError(
-      f'a report is of one run or two: lingvo-moe report RUN [OTHER_RUN]; saw {" ".join(argv[1:]) or "none"!r}'
+      f'a report is of 1 to {_RUNS} runs: lingvo-moe report RUN [OTHER_RUN ...]; saw {" ".join(argv[1:]) or "none"!r}'
     )
   from lingvo_moe.addons.report import page
 

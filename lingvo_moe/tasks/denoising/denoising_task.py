@@ -15,6 +15,7 @@ from lingvo_moe.tasks.plain_text import plain_text_task as plain_text
 from lingvo_moe.tasks.plain_text import plain_text_vocab as vocab_lib
 from lingvo_moe.tasks.sentencepiece_vocab import EOS
 from lingvo_moe.text import translator
+from lingvo_moe.text.repetition import FIELDS
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
 _SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha', 'length_norm_k')
@@ -57,7 +58,8 @@ class PerplexityJob(plain_text.PerplexityJob):
     super().__init__(config, vocab, runner, options)
     self._vocab = vocab
     self.texts, examples = self._input.fingerprints, self._input.examples
-    self._set_settings(() if options.score else _SEARCH, repr((self.texts, len(examples))))
+    names = () if options.score else (*_SEARCH, *(FIELDS if config.repetition else ()))
+    self._set_settings(names, repr((self.texts, len(examples))))
     count = 0 if options.score else config.num_samples
     self._sampled = [e for i in range(len(self._input.subsets)) for e in [e for e in examples if e[0] == i][:count]]
     self._filler = Filler(self._config, vocab, runner)

@@ -19,7 +19,7 @@ from lingvo_moe.tasks.lm.lm_config import LanguageConfig
 from lingvo_moe.tasks.lm.lm_model import LanguageModel
 from lingvo_moe.tasks.plain_text.plain_text_task import ROWS, TextGenerator
 from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
-from lingvo_moe.tasks.sentencepiece_vocab import BOS
+from lingvo_moe.tasks.sentencepiece_vocab import BOS, PAD
 from lingvo_moe.text import translator
 from lingvo_moe.text.continuations import Listeners, Request, by_row
 
@@ -98,6 +98,8 @@ def generate(
       'max_steps': max_steps,
       'max_lengths_B': batch['limits'],
       'keep': model.decoder.keep_positions,
+      'repetition': config.repetition,
+      'before_BP': _symbols_before(batch) if config.repetition else None,
       'prefix_BU': tf.cast(tf.range(length)[tf.newaxis] < lengths_B[:, tf.newaxis], tf.float32),
     }
     if config.search == 'beam':
@@ -114,6 +116,13 @@ def generate(
     return sampling.sample(step, cache, sampler, key_BW=key_BW, watch=watch and watch_rows, **shared)
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
+
+
+def _symbols_before(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """Symbols of each prompt, after pad."""
+  place_BP = tf.range(sizes(batch['ids'])[1]) - (sizes(batch['ids'])[1] - batch['lengths'][:, tf.newaxis])
+  ids_BP = tf.where(place_BP < 0, PAD, tf.gather(batch['ids'], tf.maximum(place_BP, 0), batch_dims=1))
+  return tf.concat([ids_BP, batch['last'][:, tf.newaxis]], axis=1)
 
 
 class Continuer(TextGenerator):

@@ -17,6 +17,7 @@ from lingvo_moe.tasks.lm.lm_input import BATCH_KEYS, HeldOutInput, TrainInput
 from lingvo_moe.tasks.plain_text import plain_text_task as plain_text
 from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
 from lingvo_moe.tasks.sentencepiece_vocab import BOS
+from lingvo_moe.text.repetition import FIELDS
 
 _GENERATION = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens')
 _SAMPLING = (*_GENERATION, 'num_samples', 'prompt')
@@ -40,6 +41,7 @@ class PerplexityJob(plain_text.PerplexityJob):
     super().__init__(config, vocab, runner, options)
     text = repr((self._input.subsets, self._input.files)) + self._input.fingerprint
     names = () if options.score else (*_SAMPLING, *(_BEAM if config.search == 'beam' else ()))
+    names += FIELDS if config.repetition and not options.score else ()
     self._set_settings(('eval_stride', *names), text)
     self.texts = {name: repr(counts) for name, counts in zip(self._input.subsets, self._input.files, strict=True)}
     count = 0 if options.score else min(config.num_samples, 1 if config.search == 'greedy' else config.num_samples)
@@ -76,7 +78,7 @@ class LanguageTask(plain_text.PlainTextTask):
   def engine_parts(self) -> task.EngineParts:
     lm_graphs.require(self.config)
     config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
-    values = {name: getattr(config, name) for name in (*_GENERATION, *_BEAM)}
+    values = {name: getattr(config, name) for name in (*_GENERATION, *_BEAM, *FIELDS)}
     name = 'byte' if config.vocab == 'byte' else os.path.basename(config.vocab)
     contents = {} if config.vocab == 'byte' else {name: files.read(config.vocab)}
     width = config.beam_size if config.search == 'beam' else 1

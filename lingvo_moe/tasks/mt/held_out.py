@@ -19,7 +19,7 @@ from lingvo_moe.corpora import text
 from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.mt import dev_lines, scoring
-from lingvo_moe.text import language_tags
+from lingvo_moe.text import language_tags, repetition
 from lingvo_moe.text.request import SEARCH, TranslationRequest
 from lingvo_moe.text.sentences import Paragraphs, TrainingLines
 from lingvo_moe.text.vocab import EOS
@@ -162,8 +162,8 @@ class TranslateJob(_PairsJob):
     translator.check(request)
     super().__init__(config, sets, translator, warning)
     asked = {name: getattr(request, name) for name in request.asked}
-    if config.search != 'beam':
-      self.settings |= {name: getattr(config, name) for name in SEARCH}
+    for names, is_default in ((SEARCH, config.search == 'beam'), (repetition.FIELDS, config.repetition is None)):
+      self.settings |= {} if is_default else {name: getattr(config, name) for name in names}
     self.settings |= json.loads(json.dumps(asked))  # lists, as they are read again
     self._request = request
     self._paragraphs = Paragraphs(
@@ -290,8 +290,10 @@ def job_of_export(
   settings = model.settings
   known_pairs = ','.join('-'.join(pair) for pair in model.pairs())
   names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra', *SEARCH
+  names = *names, *repetition.FIELDS
   config = types.SimpleNamespace(
     **{name: settings[name] for name in names},
+    repetition=model.repetition,
     data_dir=data_dir,
     pairs=known_pairs if pairs is None else pairs,
     split_files=(),

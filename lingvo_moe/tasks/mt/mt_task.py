@@ -13,7 +13,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.stack import StackCache
-from lingvo_moe.tasks import engine_graphs, inference, task
+from lingvo_moe.tasks import engine_graphs, inference, run_length, task
 from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
 from lingvo_moe.tasks.mt import decoding, dev_lines, mt_graphs, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.ensemble import EnsembleConfig
@@ -21,6 +21,7 @@ from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import language_tags
+from lingvo_moe.text.repetition import FIELDS
 from lingvo_moe.text.request import SEARCH
 from lingvo_moe.text.sentences import TrainingLines
 
@@ -60,6 +61,8 @@ class TranslationTask(task.Task):
     return {f'{pair.split} of {pair.name}': [*pair.source_files, *pair.target_files] for pair in pairs}
 
   def prepare(self, folder: str, resumed: bool) -> MtConfig:
+    if self.config.max_steps is None and not resumed:  # refuses before anything is made
+      run_length.check(sum(map(parallel.count_lines, dev_lines.trained_pairs(self.config))))
     return run_vocabs.prepare(self.config, folder, resumed)
 
   def with_files(self, rename: Callable[[str], str]) -> MtConfig:
@@ -179,7 +182,7 @@ class TranslationTask(task.Task):
     engine_graphs.require(config)
     source, target = self.vocabs
     names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
-    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH
+    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}

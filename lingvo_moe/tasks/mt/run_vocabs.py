@@ -59,7 +59,9 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
       if asked not in (None, value) and (given[side] or name in rules):
         print(f'{name}={value}, as {vocab.path} has; the configuration has {asked}', file=sys.stderr)
       elif asked not in (None, value):
-        print(f'{name}={asked} is more than the corpus gives; this run has {value}', file=sys.stderr)
+        chosen = f'{name}={value} is chosen for the corpus'
+        less = f'{name}={asked} is more than the corpus gives; this run has {value}'
+        print(chosen if config.vocab_by_corpus else less, file=sys.stderr)
     copies.append(own_copy(vocab.path, _own(folder, side), resumed, TaggedVocab, _field(side)))
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 
 import tensorflow as tf
-import tensorflow_text
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
@@ -40,8 +39,7 @@ class TextSearch:
     self._target_size = target.size
     # A process that loads a SavedModel shares tokenisers of one name, also between models.
     name = lambda vocab: 'v' + hashlib.sha256(vocab.model_bytes).hexdigest()
-    tokenizer = lambda vocab: tensorflow_text.SentencepieceTokenizer(vocab.model_bytes, name=name(vocab))
-    self.resources = [tokenizer(vocab) for vocab in vocabs]
+    self.resources = [vocab.new_tokenizer(name(vocab)) for vocab in vocabs]
     self._tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
     self.inputs = {'lines': tf.TensorSpec([None], tf.string)}
     self.about = {

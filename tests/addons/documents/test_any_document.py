@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_moe.addons.documents.formats import DOCX, HTML, ODT, SRT
-from lingvo_moe.addons.documents.inline_placement import Aligned
 from lingvo_moe.addons.documents.markup import MarkedUp
+from lingvo_moe.text.inline_placement import Aligned
 
 # What is drawn is (markup, the same with its text in capitals).
 same = lambda *texts: st.sampled_from([(text, text) for text in texts])

@@ -6,8 +6,8 @@ import zipfile
 import pytest
 
 from lingvo_moe.addons.documents import document_files
-from lingvo_moe.addons.documents.inline_placement import Aligned
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.text.inline_placement import Aligned
 
 DOCUMENT = '<w:p><w:r><w:t>Guten Tag.</w:t></w:r></w:p>'
 CONTENT = '<text:p>Guten <text:span>Tag</text:span>.</text:p>'

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from lingvo_moe.addons.documents.formats import DOCX, HTML, ODT, SRT
-from lingvo_moe.addons.documents.inline_placement import Aligned
 from lingvo_moe.addons.documents.markup import MarkedUp
+from lingvo_moe.text.inline_placement import Aligned
 
 DOCX_TEXT = (
   '<?xml version="1.0"?>\n<w:body><w:p><w:pPr><w:jc/><w:rPr><w:b/></w:rPr></w:pPr><w:r w:rsidR="2"><w:rPr><w:b/>'

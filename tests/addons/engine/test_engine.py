@@ -103,6 +103,16 @@ def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
   assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 30
 
 
+def test_an_export_keeps_placeholders_from_its_model_as_the_run_does(run, exact):
+  text = SENTENCES[0]
+  lines = [f'{{{{x}}}} {text}', text, '%s', f'{text} https://a.org/x']
+  for model in (run, exact):
+    [plain, *_] = model.translate([text])
+    found = model.translate(lines, n_best=1)
+    assert found == [[f'{{{{x}}}} {plain}'], [plain], ['%s'], [f'{plain} https://a.org/x']]
+  assert exact.translate(lines, placeholders=False) == run.translate(lines, placeholders=False)
+
+
 SEARCHES = (
   {'search': 'sample', 'sample_temperature': 2.0, 'sample_seed': 5},
   {'search': 'sample', 'sample_temperature': 3.0, 'top_k': 4},

@@ -54,7 +54,8 @@ def exported(run, tmp_path_factory):
 
 @pytest.mark.parametrize(
   'options, n_best',
-  [({}, 2), ({'top_k': 5, 'top_p': 0.9, 'sample_seed': 7}, 1), ({'search': 'greedy'}, 1), ({'search': 'beam'}, 3)],
+  [({}, 2), ({'top_k': 5, 'top_p': 0.9, 'sample_seed': 7}, 1), ({'search': 'greedy'}, 1), ({'search': 'beam'}, 3)]
+  + [({'search': search, 'repetition_penalty': 1.4, 'no_repeat_ngram_size': 3}, 1) for search in ('greedy', 'beam')],
 )
 def test_float32_continues_as_the_run(run, exported, options, n_best):
   continued = lambda path, **more: lingvo_moe.load(path, **more).generate(PROMPTS, n_best=n_best, scores=True)

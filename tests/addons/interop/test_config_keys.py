@@ -15,7 +15,8 @@ from lingvo_moe.core.errors import UserError
 KEYS = {name: keys for family in families.FAMILIES for name, keys in family.CLASSES.items()}
 ODD = (None, 'x', '', [], ['x'], [[]], {}, {'a': []}, True, -1, 0.5, 10**7, 10**30, 1e300, '\ud800', 'a\0b')
 SIDE_FILES = {
-  'generation_config.json': 'num_beams bad_words_ids length_penalty suppress_tokens',
+  'generation_config.json': 'num_beams bad_words_ids length_penalty suppress_tokens repetition_penalty '
+  'no_repeat_ngram_size',
   'tokenizer_config.json': 'additional_special_tokens added_tokens_decoder extra_ids language_codes tokenizer_class',
   'special_tokens_map.json': 'additional_special_tokens',
   'tokenizer.json': 'added_tokens',
@@ -170,13 +171,24 @@ def test_side_files_of_odd_contents_are_refused_in_a_line_within_a_second(name, 
   assert refused > 30
 
 
-@pytest.mark.parametrize(('key', 'value'), [('num_beams', 0), ('num_beams', 10**9), ('length_penalty', 'x')])
+@pytest.mark.parametrize(
+  ('key', 'value'),
+  [
+    ('num_beams', 0),
+    ('num_beams', 10**9),
+    ('length_penalty', 'x'),
+    ('repetition_penalty', 0),
+    ('no_repeat_ngram_size', -1),
+  ],
+)
 def test_without_a_generation_config_search_is_that_of_config_json(key, value, copy, capsys):
   folder, config = copy('marian'), config_of('marian')
   (folder / 'generation_config.json').unlink()
-  write(folder, config | {'num_beams': 6, 'length_penalty': 0.6, 'bad_words_ids': [[106], [9]], 'top_k': 50})
+  stated = {'num_beams': 6, 'length_penalty': 0.6, 'bad_words_ids': [[106], [9]], 'top_k': 50}
+  write(folder, config | stated | {'repetition_penalty': 1.2, 'no_repeat_ngram_size': 3})
   _, found = read(folder)
   assert (found.beam_size, found.length_norm_alpha) == (6, 0.6) and not capsys.readouterr().err
+  assert (found.repetition_penalty, found.no_repeat_ngram_size) == (1.2, 3)
   write(folder, config | {'num_beams': 1, 'length_penalty': None})
   _, found = read(folder)
   assert (found.beam_size, found.length_norm_alpha) == (1, 1.0)

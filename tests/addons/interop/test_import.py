@@ -20,6 +20,7 @@ from lingvo_moe.cli.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import batches, inference
+from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.mt_input import TextInput
 from lingvo_moe.tasks.sentencepiece_vocab import EOS
@@ -30,6 +31,11 @@ TRANSLATION = ('marian', 't5', 't5_v1_1', 'switch', *BOTH_TAGS)
 FC1 = 'model.encoder.layers.0.fc1.weight'
 LIMIT = 12  # symbols of an answer in the fixtures
 ALL = (*TRANSLATION, 'mixtral')
+LIMITS = {
+  'penalty': {'repetition_penalty': 1.5},
+  'ngrams': {'no_repeat_ngram_size': 2},
+  'both': {'repetition_penalty': 1.5, 'no_repeat_ngram_size': 3},
+}
 
 
 @pytest.fixture(scope='module')
@@ -101,6 +107,42 @@ def test_greedy_and_beam_search_give_the_same_symbols(imported, name, search, be
   assert compared > 8
 
 
+def searched(one, search, limits, n_best):
+  """What a search finds here for the rows of a fixture, [B, W, T], and what it finds there, by row."""
+  changes = dict(length_norm_alpha=0.0, **LIMITS[limits])
+  most = LIMIT + (one.name != 'marian')  # with an end, which theirs need not have, but for Marian's
+  if one.name == 'mixtral':
+    config = dataclasses.replace(
+      one.config, search='beam' if search == 'beam' else 'greedy', beam_size=4, max_new_tokens=most, **changes
+    )
+    prompts = one.ids(one.expected['ids'])
+    batch = generation.prompt_arrays(list(prompts), config, generation.width_of(config, n_best))
+    theirs = one.expected[f'{search}_{limits}'][:, prompts.shape[1] :]
+    return generation.generate(one.model, one.theta, batch, config, n_best).ids_BWT.numpy(), one.ids(theirs)
+  beam_size = 4 if search == 'beam' else 1
+  config = dataclasses.replace(one.config, beam_size=beam_size, decode_ratio=0.0, decode_extra=most, **changes)
+  batch = {key: array for key, array in batch_of(one).items() if key.startswith('src')}
+  theirs = one.ids(one.expected[f'{search}_{limits}'][:, 1:])
+  if one.name in BOTH_TAGS:
+    batch['tgt_first'] = tf.constant(theirs[:, :1])
+  return inference.search(one.model, one.theta, batch, config, n_best).ids_BWT.numpy(), theirs
+
+
+@pytest.mark.parametrize('limits', LIMITS)
+@pytest.mark.parametrize('search', ['greedy', 'beam'])
+@pytest.mark.parametrize('name', ALL)
+def test_limits_on_repetition_give_the_same_symbols(imported, name, search, limits):
+  one = imported(name)
+  found, expected = searched(one, search, limits, 1 if search == 'greedy' else 4)
+  compared = 0
+  for row, theirs in enumerate(expected.tolist()):
+    # Theirs is one of our best: an end that is forced counts here, and one that is not among the W best counts too.
+    theirs = theirs[: theirs.index(EOS) + (EOS in theirs[: LIMIT - 1])] if EOS in theirs else theirs
+    assert theirs in found[row, :, : len(theirs)].tolist()
+    compared += len(theirs)
+  assert compared > 8
+
+
 def test_language_model_is_equal(imported):
   one = imported('mixtral')
   ids = one.ids(one.expected['ids'])
@@ -149,7 +191,7 @@ def test_rows_have_the_symbols_of_both_languages(imported, name):
   ((_, batch),) = TextInput(one.config, (vocab, vocab), lines[:1], tagged, ['A dog'])
   inputs, labels = (batch[key][0][batch['tgt_segments'][0] > 0].tolist() for key in ('tgt_inputs', 'tgt_labels'))
   assert inputs == [EOS, *labels[:-1]] and labels[0] == first and labels[-1] == EOS
-  for asked, message in (((BOTH_TAGS[name][1], None), 'give --source='), (('xx', 'xx'), "translate from 'xx'")):
+  for asked, message in (((BOTH_TAGS[name][1], None), 'give source='), (('xx', 'xx'), "translate from 'xx'")):
     with pytest.raises(UserError, match=message):
       task_of(one.config).choose_target(*asked)
 
@@ -185,7 +227,7 @@ def test_runs_and_exports_translate_between_named_languages_alike(imported, name
   of_engine = engine.score(pairs, **asked)
   assert [s.tokens for s in of_engine] == [s.tokens for s in scored]
   np.testing.assert_allclose([s.log_prob for s in of_engine], [s.log_prob for s in scored], atol=1e-4)
-  with pytest.raises(UserError, match='give --source='):
+  with pytest.raises(UserError, match='give source='):
     engine.translate(lines, asked['target'])
   saved = tf.saved_model.load(str(tmp_path / 'saved_model'))
   languages = {side: tf.constant(language) for side, language in asked.items()}
@@ -270,7 +312,17 @@ def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, 
   one, out = imported(name), str(tmp_path / 'out')
   export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32'))
   lines, target = one.lines['lines'][:4], 'deu' if name == 'marian' else None
-  assert lingvo_moe.load(out).translate(lines, target) == lingvo_moe.load(one.run.path).translate(lines, target)
+  translations = []
+  for values in ({}, LIMITS['both'], LIMITS['both'] | {'beam_size': 1}, LIMITS['both'] | {'search': 'sample'}):
+    translated = lingvo_moe.load(one.run.path, **values).translate(lines, target)
+    translations.append(translated)
+    if 'beam_size' in values:
+      out = str(tmp_path / 'greedy')
+      export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32', **values))
+      values = {}
+    assert lingvo_moe.load(out, **values).translate(lines, target) == translated
+    out = str(tmp_path / 'out')
+  assert translations[0] != translations[1]
 
 
 @pytest.mark.parametrize('dtype', ['F16', 'BF16'])
@@ -337,9 +389,11 @@ def test_generation_config_is_honoured(tmp_path, capsys):
   forbidden = [i for i in config.masked_symbols if i not in default.masked_symbols]
   assert [imported.symbols.theirs[i] for i in forbidden] == [7, 9] and not capsys.readouterr().err
   assert importing.read(str(folder), ['beam_size=2', 'length_norm_alpha=0'])[2].length_norm_alpha == 0
-  (folder / 'generation_config.json').write_text('{"bad_words_ids": [[5, 6]], "no_repeat_ngram_size": 3, "top_k": 0}')
+  (folder / 'generation_config.json').write_text(
+    '{"bad_words_ids": [[5, 6]], "no_repeat_ngram_size": 3, "typical_p": 0.5}'
+  )
   assert importing.read(str(folder))[2].masked_symbols == default.masked_symbols
-  assert 'without effect here: {"bad_words_ids": [[5, 6]], "no_repeat_ngram_size": 3}' in capsys.readouterr().err
+  assert 'without effect here: {"bad_words_ids": [[5, 6]], "typical_p": 0.5}' in capsys.readouterr().err
   (folder / 'generation_config.json').write_text('{"bad_words_ids": [5]}')
   with pytest.raises(UserError, match=r"generation_config.json.*'bad_words_ids' must be a list"):
     importing.read(str(folder))

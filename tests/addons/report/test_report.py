@@ -1,5 +1,7 @@
 """The report on a run: what it shows of a run that was written by hand, and what it says of what a run lacks."""
 
+import base64
+import hashlib
 import html.parser
 import json
 import math
@@ -10,87 +12,12 @@ import sys
 
 import pytest
 from text_lines import write
+from written_run import LAYERS, PAIRS, made, step_line, write_corpus, write_json, write_run
 
 from lingvo_moe.addons.report import escaped_html, experts_section, figures, page, reading, series, svg
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.storage import files
 
-LAYERS = ('encoder/layer_01', 'decoder/layer_01')
-PAIRS = ('aa-en', 'bb-en', 'cc-en')
 EVIL = '<script>alert("1")</script> & \'"><img src=x onerror=alert(1)>\x00\x1b\ud800'
-
-
-def write_json(path, value):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(value))
-
-
-def step_line(step, layers=LAYERS):
-  routing = {}
-  for layer in layers:
-    named = {
-      'aux_loss': 1.1,
-      'first_dropped': 0.1 / step,
-      'second_dropped': 0.2,
-      'second_skipped': 0.3,
-      'choice_9_dropped': 0.4,
-    }
-    named |= {'entropy': 1.5, 'z_loss': 2.0, 'rounds': 1.0, 'largest_load': 1.7}
-    routing |= {f'moe/{layer}/{name}': value for name, value in named.items()}
-  values = {'loss': 8 / step, 'xent': 7 / step, 'grad_norm': 1.0, 'learning_rate': 1e-3, 'target_tokens': 90.0}
-  so_far = {'seconds_so_far': 2.0 * step, 'source_tokens_so_far': 100.0 * step, 'target_tokens_so_far': 90.0 * step}
-  return {'step': step, **so_far, **values, **routing, 'tokens_per_second': 95.0, 'input_wait_share': 0.01}
-
-
-def write_run(path, steps=20, layers=LAYERS, pairs=PAIRS, experts=4, model='mt.cldr.Tiny', **values):
-  """A run of a mixture of experts: its log, loads of experts, and scores with translations."""
-  config = {'data_dir': str(path / 'corpus'), 'pairs': '', 'split_files': [], 'num_experts': experts if layers else 0}
-  write_json(path / 'config.json', {'model': model, 'values': {**config, **values}})
-  lines = []
-  for step in range(1, steps + 1):
-    lines.append(step_line(step, layers))
-    if step % 10 == 0:
-      by_pair = {pair: 1.0 + i for i, pair in enumerate(pairs)}
-      lines.append({'step': step, 'seconds_so_far': 2.0 * step + 99, 'dev_loss': 6 / step, 'dev_loss_by_pair': by_pair})
-  write(path / 'train.jsonl', map(json.dumps, lines))
-  write_json(path / 'finished.json', {'step': steps, 'reason': 'max_steps'})
-  if layers:
-    every = max(1, -(-steps // 50))
-    loads = [0, *range(10, 10 * experts, 10)]  # expert 0 is dead
-    found = [
-      {'step': s, 'steps': every, 'choices': dict.fromkeys(layers, loads)} for s in range(every, steps + 1, every)
-    ]
-    write(path / 'routing.jsonl', map(json.dumps, found))
-    by_pair = [[7 * (e == i) for e in range(experts)] for i in range(len(pairs))]  # pair i uses expert i alone
-    write_json(path / 'dev_routing.json', {'step': steps, 'subsets': pairs, 'choices': dict.fromkeys(layers, by_pair)})
-  decoded = path / 'decode' / 'test' / f'step_{steps}'
-  scores = {
-    pair: {'sentences': 3, 'bleu': 30.0 + i, 'chrf': 50.0 + i, 'copy_bleu': 3.0} for i, pair in enumerate(pairs)
-  }
-  write_json(decoded / 'scores.json', {'step': steps, 'settings': {}, 'pairs': scores, 'mean': {}})
-  for pair in pairs:
-    write(decoded / f'{pair}.hyp', ['one', 'two', 'three'])
-  return path
-
-
-def write_corpus(path, pairs=PAIRS, sizes=(10, 30, 20)):
-  for pair, size in zip(pairs, sizes):
-    language = pair.partition('-')[0]
-    for split, count in ('train', size), ('test', 3):
-      write(path / pair / f'{split}.{language}', ['eno'] * count)
-      write(path / pair / f'{split}.en', ['one'] * count)
-
-  for scores in path.parent.glob('decode/test/*/scores.json'):
-    hashes = {}
-    for name, word in ((f'{pair}.{side}', word) for pair in pairs for side, word in (('src', 'eno'), ('ref', 'one'))):
-      write(scores.parent / name, [word] * 3)
-      hashes[name] = files.sha256(str(scores.parent / name))
-    write_json(scores, {**json.loads(scores.read_text()), 'hashes': hashes})
-
-
-def made(*paths, split='test'):
-  data_dir = str(paths[0] / 'corpus') if len(paths) == 1 and (paths[0] / 'corpus').exists() else None
-  return page.page(reading.read(list(map(str, paths)), split, data_dir))
 
 
 class Nesting(html.parser.HTMLParser):
@@ -104,7 +31,7 @@ class Nesting(html.parser.HTMLParser):
 
   def handle_starttag(self, tag, attrs):
     self.seen.append((tag, dict(attrs)))
-    if tag != 'meta' and tag not in self.MAY_STAY_OPEN:
+    if tag not in ('meta', 'input') and tag not in self.MAY_STAY_OPEN:
       self.open.append(tag)
 
   def handle_startendtag(self, tag, attrs):
@@ -140,25 +67,30 @@ def run(tmp_path_factory):
 # What is shown
 
 
-def test_the_page_opens_offline_and_runs_nothing(run):
+def test_the_page_opens_offline_and_runs_its_own_script_alone(run):
   found = parsed(made(run))
-  assert {tag for tag, _ in found.seen}.isdisjoint({'script', 'link', 'img', 'iframe', 'object', 'base', 'form'})
+  assert {tag for tag, _ in found.seen}.isdisjoint({'link', 'img', 'iframe', 'object', 'base', 'form'})
   addresses = [v for _, attrs in found.seen for k, v in attrs.items() if k in ('href', 'src', 'action', 'xlink:href')]
   assert addresses and all(address.startswith('#') for address in addresses)
   assert all(not key.startswith('on') for _, attrs in found.seen for key in attrs)
   assert 'url(' not in made(run) and '@import' not in made(run)
   (policy,) = [a['content'] for a in found.all('meta') if a.get('http-equiv') == 'Content-Security-Policy']
-  assert "default-src 'none'" in policy
+  assert "default-src 'none'" in policy and 'unsafe' not in policy
+  for tag in 'script', 'style':
+    (source,) = re.findall(f'<{tag}>(.*?)</{tag}>', made(run), flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    assert f"{tag}-src 'sha256-{digest}';" in policy  # it runs this one alone
 
 
 def test_each_plot_has_a_caption_a_description_and_a_table_behind_it(run):
   text = made(run)
   figures = re.findall(r'<figure>.*?</figure>', text, flags=re.DOTALL)
   titles = [re.search(r'<strong>(.*?)</strong>', figure)[1] for figure in figures]
-  assert titles[:6] == ['Loss', 'Loss over time', 'Pace', 'Input wait', 'Learning rate', 'Gradient norm']
-  assert titles[6:8] == ['BLEU and chrF by language', 'Dev loss by part of the text']
+  assert titles[:2] == ['BLEU and chrF by language', 'Dev loss by part of the text']
+  of_run = ['Loss', 'Loss over time', 'Pace', 'Input wait', 'Learning rate', 'Gradient norm', 'Objective']
+  assert titles[2:9] == of_run
   of_layer = ['Load by expert', 'Choices without a slot', 'Entropy of the gate', 'Largest load', 'Dead experts']
-  assert titles[8:] == 2 * [*of_layer, 'Languages and experts']
+  assert titles[9:] == 2 * [*of_layer, 'Languages and experts']
   for figure, title in zip(figures, titles):
     assert figure.startswith('<figure><figcaption>')
     assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', figure), title
@@ -196,7 +128,7 @@ def test_an_average_has_no_losses_loads_or_time_of_the_run_that_it_is_of(run, tm
   write_json(average / 'averaged.json', {'steps': [10, 20], 'of': '../mine'})
   write_json(average / 'finished.json', {'step': 20, 'reason': 'average'})
   text = made(average)
-  facts = dict(re.findall(r'<tr><th scope="row">([^<]*)<td>([^<]*)', text.split('<h2')[0]))
+  facts = dict(re.findall(r'<tr><th scope="row">([^<]*)<td>([^<]*)', text.split('<h2')[2]))
   assert facts == {
     'model': 'mt.cldr.Tiny',
     'training': 'none: the average of steps 10, 20 of mine',
@@ -221,9 +153,11 @@ def test_time_of_training_is_without_evaluations(run):
 def test_equal_curves_of_two_runs_are_both_seen(run, tmp_path):
   shutil.copytree(run, tmp_path / 'other')
   rates = re.findall(r'aria-label="Learning rate .*?</svg>', made(run, tmp_path / 'other'), flags=re.DOTALL)
-  assert re.findall('class="curve (c. d.)"', rates[0]) == ['c0 d0', 'c1 d1']
+  strokes = r'<g class="(c\d)" data-name="[^"]*"><path class="curve (d\d)"'
+  assert re.findall(strokes, rates[0]) == [('c0', 'd0'), ('c1', 'd1')]
   losses = re.findall(r'aria-label="Loss over step.*?</svg>', made(run, tmp_path / 'other'), flags=re.DOTALL)
-  assert re.findall('class="curve (c. d.)"', losses[0]) == ['c0 d0', 'c0 d1', 'c1 d1', 'c1 d2']
+  drawn = [('c0', 'd0'), ('c0', 'd1'), ('c1', 'd1'), ('c1', 'd2')]
+  assert re.findall(strokes, losses[0]) == 2 * drawn  # over both scales
 
 
 def test_one_is_no_plural(tmp_path):
@@ -374,7 +308,7 @@ def test_nothing_that_a_run_wrote_becomes_a_part_of_the_page(tmp_path):
   write_json(run / 'finished.json', {'step': EVIL, 'reason': EVIL})
   run = run.rename(tmp_path / EVIL[:8])
   found = parsed(made(run))
-  assert not found.all('script') and not found.all('img')
+  assert len(found.all('script')) == 1 and not found.all('img')
   assert sum('alert("1")' in text for text in found.text) > 5
   assert not re.search('[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]', made(run))
 
@@ -384,6 +318,20 @@ def test_text_is_escaped_and_markup_is_not():
     escaped_html.tag('td', '<b>', escaped_html.tag('i', '&'), title='"') == '<td title="&quot;">&lt;b&gt;<i>&amp;</i>'
   )
   assert escaped_html.escape('a\x00\ud800b') == 'a\ufffd\ufffdb'
+
+
+def test_a_log_of_two_versions_shows_loss_and_objective_under_their_names(tmp_path):
+  path = write_run(tmp_path / 'run', steps=2, layers=())
+  old = step_line(1)  # which called the objective 'loss', and the loss 'xent'
+  new = {'step': 2, 'objective': 6.0, 'loss': 3.0, 'objective/smoothed_cross_entropy': 5.0, 'objective/balance': 1.0}
+  write(path / 'train.jsonl', map(json.dumps, [old, new]))
+  text = made(path)
+  (loss,) = re.findall('aria-label="Loss over step. ([^"]*)"', text)
+  assert loss.startswith('training: 7 at 1, 3 at 2,')
+  (objective,) = re.findall('aria-label="Objective over step. ([^"]*)"', text)
+  assert objective.startswith('objective: 8 at 1, 6 at 2,')
+  assert 'smoothed cross entropy: 5 at 2' in objective and 'balance: 1 at 2' in objective
+  assert '<th scope="row">training loss<td>3' in text
 
 
 # What is lacking
@@ -496,6 +444,12 @@ def test_chosen_are_evenly_spaced_with_the_last():
   assert series.chosen(3, 5) == [0, 1, 2] and series.chosen(10, 3) == [2, 5, 9] and series.chosen(0, 3) == []
 
 
+def test_ticks_of_logarithms_are_powers_of_ten_with_2_and_5_times_these_where_few_are():
+  assert series.log_ticks(0.01, 1e3) == pytest.approx([0.01, 0.1, 1, 10, 100, 1000])
+  assert series.log_ticks(1.5, 60) == pytest.approx([2, 5, 10, 20, 50])
+  assert series.log_ticks(2.5, 7) == series.ticks(2.5, 7)
+
+
 @pytest.mark.parametrize(
   'low, high, expected',
   [
@@ -531,9 +485,11 @@ def test_levels_of_a_heat_map_are_multiples_of_a_fair_share():
 def test_any_curve_is_drawn_within_its_frame(ys, from_zero):
   xs = [float(i) for i in range(len(ys))]
   drawn = svg.curves([svg.Curve('a', series.Series(xs, ys, ys, ys))], 'x', 'label', from_zero)
-  (path,) = re.findall(r'class="(?:curve|marks) [^"]*" d="([^"]*)"', drawn)
-  numbers = [tuple(map(float, pair)) for pair in re.findall(r'(-?[\d.]+) (-?[\d.]+)', path)]
-  assert len(numbers) == len(ys) and all(0 <= x <= 420 and 0 <= y <= 240 for x, y in numbers)
+  paths = re.findall(r'class="(?:curve|marks)[^"]*" d="([^"]*)"', drawn)
+  assert len(paths) == (2 if 0 < 2 * min(ys) <= max(ys) else 1)  # over a logarithmic scale too
+  for path in paths:
+    numbers = [tuple(map(float, pair)) for pair in re.findall(r'(-?[\d.]+) (-?[\d.]+)', path)]
+    assert len(numbers) == len(ys) and all(0 <= x <= 420 and 0 <= y <= 240 for x, y in numbers)
 
 
 def test_curves_without_points_are_no_figure():
@@ -548,8 +504,8 @@ def test_the_command_writes_the_file_and_says_so(run, tmp_path):
   command = [sys.executable, '-m', 'lingvo_moe.cli.commands.main', 'report']
   done = subprocess.run([*command, str(run), f'--out={out}'], capture_output=True, text=True)
   assert out.read_text() == page.page(reading.read([str(run)], 'test')) and done.stdout.startswith(f'{out}: ')
-  for runs in [], [run] * 3:
-    assert 'one run or two' in subprocess.run([*command, *runs], capture_output=True, text=True).stderr
+  for runs in [], [run] * 9:
+    assert 'a report is of 1 to 8 runs' in subprocess.run([*command, *runs], capture_output=True, text=True).stderr
 
 
 def test_a_report_is_written_into_its_run(tmp_path):

@@ -143,6 +143,9 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
     assert status == 400 and answer['error'].startswith(message), answer
   ask({'q': 'ab', 'ban': 'x', 'terms': {'a': 'b'}}, run=run)
   assert (run.asked.ban, run.asked.terms) == (('x',), (('a', 'b'),))
+  for off, is_kept in ((None, True), (True, True), (False, False), ('false', False)):
+    ask({'q': 'ab', 'placeholders': off}, run=run)
+    assert run.asked.placeholders == is_kept
   ask({'q': 'ab', 'search': 'sample', 'top_k': 3, 'top_p': None}, run=run)
   assert (run.asked.search, run.asked.top_k, run.asked.top_p) == ('sample', 3, None)
 

@@ -381,7 +381,7 @@ def test_the_target_language_is_asked_for_where_there_are_several(config, vocab)
   assert vocab.tags() == ['de', 'fr']
   task = task_with(config, vocab)
   assert task.choose_target('fr') == 'fr'
-  with pytest.raises(UserError, match=r'several languages and must be told which: --target=, one of de, fr'):
+  with pytest.raises(UserError, match=r'several languages and must be told which: target=, one of de, fr'):
     task.choose_target(None)
   with pytest.raises(UserError, match=r"does not translate into 'dee'; closest: de"):
     task.choose_target('dee')
@@ -390,5 +390,5 @@ def test_the_target_language_is_asked_for_where_there_are_several(config, vocab)
 def test_a_model_of_one_language_takes_no_tag(config, vocab):
   task = task_with(dataclasses.replace(config, tag_target=False), vocab)
   assert task.choose_target(None) is None
-  with pytest.raises(UserError, match='one target language and takes no tag; saw --target=de: leave it out'):
+  with pytest.raises(UserError, match='one target language and takes no tag; saw target=.de.: leave it out'):
     task.choose_target('de')

@@ -383,6 +383,18 @@ def test_dev_from_train_is_the_same_text_as_for_the_decoder_and_must_leave_half(
   assert whole == [sources, targets]
   with pytest.raises(UserError, match='must leave half .*saw dev_lines=70, and aa-zz has 120 lines: use at most 60'):
     train_input(dataclasses.replace(config, dev_lines=70), cache_dir)
+  config = dataclasses.replace(config, dev_lines=None)
+  assert [len(lines) for _, *sides in dev_lines.read_pairs(config, 'dev') for lines in sides] == [6, 6]
+
+
+@pytest.mark.parametrize('size, taken', [(2, 1), (39, 1), (40, 2), (19_999, 999), (20_000, 1000), (90_000, 1000)])
+def test_dev_from_train_is_a_twentieth_of_it_but_1000_lines_at_most(tmp_path, world, size, taken):
+  for language in ('aa', 'zz'):
+    path = tmp_path / 'aa-zz' / f'train.{language}'
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(''.join(f'{language} {i}\n' for i in range(size)))
+  config = dataclasses.replace(world[0], data_dir=str(tmp_path), pairs='aa-zz', dev_lines=None)
+  assert len(dev_lines.choose(config, dev_lines.find_pairs(config, 'dev'), [size])[0]) == taken
 
 
 @pytest.fixture
@@ -506,8 +518,9 @@ def test_a_pair_without_an_example_is_named(tmp_path, world):
   assert str(dev.stats).endswith('; left out: 1 empty; without an example: fr-en')
 
 
-def test_a_pair_that_has_dev_keeps_it(world):
-  config = dataclasses.replace(world[0], dev_lines=5)
+@pytest.mark.parametrize('number', [5, None])
+def test_a_pair_that_has_dev_keeps_it(world, number):
+  config = dataclasses.replace(world[0], dev_lines=number)
   assert [pair.split for pair in dev_lines.find_pairs(config, 'dev')] == ['dev', 'dev']
   assert dev_input(config, world[1]).stats.total('lines') == 40
 

@@ -5,6 +5,7 @@ import filecmp
 import hashlib
 import os
 import pathlib
+import random
 import re
 import struct
 
@@ -305,6 +306,24 @@ def test_a_made_vocabulary_keeps_its_settings(tmp_path):
   assert source == target
   with pytest.raises(UserError, match=f'has vocab_size={SIZE}, now vocab_size=320'):
     ensure_vocabs(DataConfig(source_vocab_size=320, **shared), str(tmp_path))
+
+
+def test_a_vocabulary_by_corpus_grows_with_the_square_root_of_its_lines(tmp_path, capsys):
+  rng = random.Random(0)
+  word = lambda: ''.join(rng.choices('abcdefghijklmno', k=5))
+  for pair, lines in (('de-en', 7), ('fr-en', 9)):  # 16 lines of 15 letters and spaces
+    (tmp_path / pair).mkdir()
+    for language in pair.split('-'):
+      text = ''.join(' '.join(word() for _ in range(30)) + '\n' for _ in range(lines))
+      (tmp_path / pair / f'train.{language}').write_text(text)
+  values = dict(data_dir=str(tmp_path), shared_vocab=True, tag_target=False)
+  pieces = 300 + 16 + 25 * 4
+  for asked, by_corpus, expected in ((500, True, pieces), (500, False, 500), (400, True, 400)):
+    config = DataConfig(source_vocab_size=asked, vocab_by_corpus=by_corpus, **values)
+    made = run_vocabs.prepare(config, str(tmp_path / f'{asked}, {by_corpus}'), resumed=False)
+    assert made.source_vocab_size == TaggedVocab(made.source_vocab).size == expected
+    said = f'source_vocab_size={pieces} is chosen for the corpus\n'
+    assert (said in capsys.readouterr().err) == (expected == pieces)
 
 
 def test_a_vocabulary_for_tags_on_both_sides_has_those_of_sources(tmp_path):

@@ -4,7 +4,7 @@ import bisect
 import collections
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # Words; characters of scripts that have no spaces between words, and marks, are each alone.
@@ -46,7 +46,7 @@ class _Word(NamedTuple):
   end: int
 
 
-def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0) -> Iterator[Atom]:
+def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0, in_order: bool = True) -> Iterator[Atom]:
   """Atoms of a translation, given those of its source: what has no text stays, with the spaces around it.
 
   Where two words come from neighbours of the source in their order, all between these is as it was.
@@ -55,6 +55,7 @@ def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0) -> Itera
     atoms: those of the source; their texts together are the text that was translated.
     translation: of that text.
     lines: into which a translation is broken that does not have all words of its source in their order; 0: as it is.
+    in_order: whether what has no text keeps its order; otherwise each part of it goes beside a word beside it.
   """
   words = _words(atoms)
   units = list(_UNIT.finditer(translation.text))
@@ -71,12 +72,10 @@ def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0) -> Itera
   gaps = [inner[a.end : b.first] for a, b in itertools.pairwise(words)]  # behind each word but the last
   joints = list(zip([None, *owners], [*owners, None]))  # words of the source before and behind each place
   places = {a: place for place, (a, b) in reversed(list(enumerate(joints))) if a is not None and b == a + 1}
-  moved = collections.deque(_moved(inner, words, paths, owners, gaps, places))
-  written = set()
+  moved = _moved(inner, words, paths, owners, gaps, places)
+  betweens, written = _betweens(moved, joints, words, in_order), set()
   for place, (before, after) in enumerate(joints):
-    between = []
-    while moved and (after is None or moved[0][0] <= after):
-      between += moved.popleft()[1]
+    between = betweens[place]
     space = text[units[place - 1].end() : units[place].start()] if 0 < place < len(units) else ''
     follows = after is not None and units[place][0].isalnum()
     gap_atoms = gaps[before] if places.get(before) == place else []
@@ -91,6 +90,21 @@ def placed(atoms: Sequence[Atom], translation: Aligned, lines: int = 0) -> Itera
       yield from _written(inner[word.first : word.end], word.text, units[place][0], after not in written)
       written.add(after)
   yield from atoms[end:]
+
+
+def without_outer_spaces(atoms: Sequence[Atom]) -> list[Atom]:
+  """Atoms of which spaces at the ends of the text, and behind another space, are no text."""
+  seen = [i for i, atom in enumerate(atoms) if atom.text and not atom.text.isspace()]
+  first, last = (seen[0], seen[-1]) if seen else (0, -1)
+  left: list[Atom] = []
+  space = False  # whether the text so far ends with one
+  for i, atom in enumerate(atoms):
+    if not first <= i <= last or (space and atom.text == ' '):
+      atom = atom._replace(text='') if atom.text else atom
+    elif atom.text:
+      space = atom.text == ' '
+    left.append(atom)
+  return left
 
 
 def _words(atoms: Sequence[Atom]) -> list[_Word]:
@@ -167,6 +181,29 @@ def _moved(
       yield number + 1, left
     if number < len(gaps) and number not in places and any(not atom.is_space for atom in gaps[number]):
       yield number + 1, [*gaps[number]]
+
+
+def _betweens(
+  moved: Iterable[tuple[int, Sequence[Atom]]],
+  joints: Sequence[tuple[int | None, int | None]],
+  words: Sequence[_Word],
+  in_order: bool,
+) -> dict[int, list[Atom]]:
+  """Atoms that are moved, by the place in the translation that they move to: before the next of their words or later.
+
+  Out of order they go before the word that was behind them, or, where a mark was, behind that before them.
+  """
+  betweens, at = collections.defaultdict(list), 0
+  for number, atoms in moved:
+    while joints[at][1] is not None and joints[at][1] < number:
+      at += 1
+    place = at
+    if not in_order:
+      before = [i for i, (_, after) in enumerate(joints) if after == number and words[number].text[0].isalnum()]
+      behind = [i for i, (owner, _) in enumerate(joints) if owner == number - 1 and number]
+      place, at = [*before[:1], *behind[-1:], at][0], 0
+    betweens[place] += atoms
+  return betweens
 
 
 def _spaced(
