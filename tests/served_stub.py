@@ -32,6 +32,9 @@ class Stub:
   def pairs(self):
     return self._pairs
 
+  def targets(self):
+    return self._tags
+
   def aligned(self, line, hypothesis):
     tokens = lambda text: [Token(c, i, i + 1) for i, c in enumerate(text)]
     source, target = tokens(line[:10]), tokens(hypothesis.text)

@@ -208,9 +208,13 @@ def test_a_model_of_several_languages_must_be_told_which(many):
     assert got == texts(expected(many, LINES, target=target))
 
 
+def test_a_model_without_tags_may_be_asked_for_its_own_language(run):
+  assert run_lines(run, LINES[:2], target='en').getvalue() == run_lines(run, LINES[:2]).getvalue()
+
+
 def test_mistakes_are_answered(run, tmp_path):
   wrong = {
-    'one target language and takes no tag; saw target=.en.': {'target': 'en'},
+    'one target language and takes no tag; saw target=.fr.': {'target': 'fr'},
     'zz is not a source language of this model; it has xx': {'source': 'zz'},
     'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},

@@ -88,6 +88,9 @@ class LoadedRun(TextModel):
   def pairs(self) -> list[tuple[str, str]]:
     return self._task.pairs_of(log_directory.dev_loss_parts(self.path, self._task.subset))
 
+  def targets(self) -> list[str]:
+    return self._task.targets()
+
   @property
   def beam_size(self) -> int:
     return self.config.beam_size

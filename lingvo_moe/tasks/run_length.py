@@ -19,6 +19,16 @@ _WAY_OUT = (
 FIELDS = ('max_steps', 'eval_every', 'warmup_steps')
 
 
+def too_few(lines: int) -> str:
+  """Why a corpus has too few lines for steps to be chosen, and the way out; '' where it has enough."""
+  if lines >= _LEAST:
+    return ''
+  return (
+    f'max_steps is chosen for corpora of at least {_LEAST} lines; saw {lines}, from which no model learns to '
+    f'translate: {_WAY_OUT}; or give --max_steps'
+  )
+
+
 def is_open(config: Any) -> bool:
   """Whether a field is left to the corpus."""
   return any(getattr(config, name, 0) is None for name in FIELDS)
@@ -26,11 +36,8 @@ def is_open(config: Any) -> bool:
 
 def check(lines: int) -> None:
   """UserError if a corpus has too few lines for steps to be chosen."""
-  if lines < _LEAST:
-    raise UserError(
-      f'max_steps is chosen for corpora of at least {_LEAST} lines; saw {lines}, from which no model learns to '
-      f'translate: {_WAY_OUT}; or give --max_steps'
-    )
+  if why := too_few(lines):
+    raise UserError(why)
 
 
 def settled(config: Any, steps_per_epoch: float | None, examples: int) -> tuple[Any, str]:

@@ -372,6 +372,10 @@ class Task:
     """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
     return []
 
+  def targets(self) -> list[str]:
+    """Target languages that the run has tags of, sorted; empty where it takes none."""
+    return []
+
   def router(self, runner: Runner) -> Callable[[Sequence[str], Sequence[str], str | None], list[SentenceRouting]]:
     """Function that finds the experts of each token of sentences and translations, given the target language."""
     self._refuse('has no routing by sentence')

@@ -61,13 +61,25 @@ class TextModel(abc.ABC):
     """Languages for `answer`, given those requested; UserError names the languages there are."""
 
   def languages(self, target: str | None, source: str | None = None) -> Languages:
-    """Languages for `answer`, as `choose_target`; a source that the model is known not to have is refused too."""
-    chosen = self.choose_target(target, source)
+    """Languages for `answer`, as `choose_target`; a source that the model is known not to have is refused too.
+
+    A model without tags may be asked for its one target language.
+    """
+    try:
+      chosen = self.choose_target(target, source)
+    except UserError:
+      if {known for _, known in self._pairs} != {target}:
+        raise
+      chosen = self.choose_target(None, source)
     check_known('source', source, {known for known, _ in self._pairs})
     return chosen
 
   def pairs(self) -> list[tuple[str, str]]:
     """(source, target) languages of the model, sorted; empty where none is known."""
+    return []
+
+  def targets(self) -> list[str]:
+    """Target languages that the model has tags of, sorted; empty where it takes none."""
     return []
 
   @overload

@@ -58,6 +58,9 @@ class TranslationModel(ExportedModel):
   def pairs(self) -> list[tuple[str, str]]:
     return [tuple(pair) for pair in self.settings['pairs']]
 
+  def targets(self) -> list[str]:
+    return sorted(self.settings['tags'])
+
 
 class ExportedTranslator(translator.Translator):
   """Translates and scores sentences with an exported model, in batches by length."""

@@ -161,16 +161,20 @@ class Translation(Service):
 class _Languages:
   """Languages of a run.
 
-  Where neither its log nor a corpus says which there are, any source is taken by a model that does not read its code.
+  Where neither its log nor a corpus says which there are, targets are those with a tag, and any source is taken by a
+  model that does not read its code.
   """
 
   def __init__(self, run: TextModel):
     self._run = run
     pairs, names = run.pairs(), babel.Locale('en').languages
-    self.known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}  # codes
+    targets = {target for _, target in pairs} or set(run.targets())
+    self.known = {'source': {source for source, _ in pairs}, 'target': targets}  # codes
+    shown = pairs or itertools.permutations(sorted(targets), 2)
+    targets_of = {source: [t for _, t in of] for source, of in itertools.groupby(shown, key=lambda pair: pair[0])}
     self.listed: list[dict[str, Any]] = [  # as LibreTranslate has them, names in English
-      {'code': code, 'name': names.get(code, code), 'targets': [target for source, target in pairs if source == code]}
-      for code in sorted(self.known['source'] | self.known['target'])
+      {'code': code, 'name': names.get(code, code), 'targets': targets_of.get(code, [])}
+      for code in sorted(self.known['source'] | targets)
     ]
     try:
       run.choose_target(None)

@@ -27,6 +27,7 @@ from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed, parallel, preparation
 from lingvo_moe.corpora.pair_files import SEPARATORS, Texts
+from lingvo_moe.tasks import run_length
 
 
 class Options(OptionGroup):
@@ -111,7 +112,8 @@ def main(argv: Sequence[str], options: Options) -> None:
       raise
     preparation.write(texts, decisions.outcomes, folder, bar.update, rules)
   print(preparation.table(decisions, rules), flush=True)
-  if warning := preparation.warning(decisions):
+  few = run_length.too_few(decisions.count(preparation.LineOutcome.TRAIN)) if rules.corpus == 'train' else ''
+  for warning in filter(None, (preparation.warning(decisions), few and f'warning: {few}')):
     print(warning, file=sys.stderr)
   print(f'\nwritten to {folder}; next:\n')
   corpora = ''

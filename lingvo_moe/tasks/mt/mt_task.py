@@ -130,6 +130,9 @@ class TranslationTask(task.Task):
     tags = self.vocabs[0].tags() if self.config.tag_target else None
     return language_tags.choose_target(tags, asked, source, both=self.config.tags_both)
 
+  def targets(self) -> list[str]:
+    return sorted(self.vocabs[0].tags()) if self.config.tag_target else []
+
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
     listed = [name.strip() for name in self.config.pairs.split(',')]

@@ -538,10 +538,21 @@ def test_models_of_several_targets_are_told_which():
     (200, {'translatedText': 'ba>de'}),
     (400, {'error': 'target must be given; one of de, fr'}),
   ]
-  unknown = Stub([], tags=['de', 'fr'])
-  assert ask({'q': 'ab', 'source': 'anything', 'target': 'xx'}, run=unknown) == [
-    (400, {'error': 'no xx; known: de, fr'})
+
+
+def test_targets_of_a_model_without_known_pairs_are_those_with_a_tag():
+  run = Stub([], tags=['de', 'fr'])
+  assert ask({'q': 'ab', 'source': 'anything', 'target': 'xx'}, {'q': 'ab', 'target': 'fr'}, {'q': 'ab'}, run=run) == [
+    (400, {'error': 'xx is not a target language of this model; it has de, fr'}),
+    (200, {'translatedText': 'ba>fr'}),
+    (400, {'error': 'target must be given; one of de, fr'}),
   ]
+
+  async def languages(client, run, app):
+    return await (await client.get('/languages')).json()
+
+  listed = with_client(languages, run=Stub([], tags=['de', 'fr']))
+  assert [(language['code'], language['targets']) for language in listed] == [('de', ['fr']), ('fr', ['de'])]
 
 
 def test_a_body_over_the_limit_is_413_with_and_without_a_length():
