@@ -111,10 +111,9 @@ class Program:
 
   @functools.cached_property
   def slot_specs(self) -> dict[str, WeightSpec]:
-    """Flat name/slot -> WeightSpec of the optimizer slots; a frozen weight has none."""
-    return {
-      f'{name}/{slot}': s for name, spec in self.trained_specs.items() for slot, s in self.optimizer.slots(spec).items()
-    }
+    """Flat name/slot -> WeightSpec of the optimizer slots; a frozen weight has none, nor a bias of loads."""
+    optimized = {name: spec for name, spec in self.trained_specs.items() if not spec.balance_rate}
+    return {f'{name}/{slot}': s for name, spec in optimized.items() for slot, s in self.optimizer.slots(spec).items()}
 
   def init(self) -> State:
     """Initial state, before the first step."""

@@ -107,6 +107,9 @@ class WeightSpec:
   dtype: tf.DType = tf.float32  # in which the weight is stored
   float32: bool = False  # whether it is used in float32, as weights of gates and norms are; see `cast`
   slot: bool = False  # whether it is an optimizer slot, which a mesh may split further (Mesh.split_update)
+  # u of a bias that balances experts, whose gradient is their load: an update adds u where the load is below the mean,
+  # and subtracts u where it is above (arXiv 2408.15664); 0: a weight that an optimizer updates
+  balance_rate: float = 0.0
 
   def __post_init__(self):
     check_letters(self.dims)
@@ -114,6 +117,11 @@ class WeightSpec:
       raise ValueError(f'weight of shape {self.shape} needs {len(self.shape)} axis letters, not {self.dims!r}')
     if self.factored and (len(self.factored) != 2 or not set(self.factored) <= set(self.dims)):
       raise ValueError(f'factored={self.factored!r} must be two of the axes {self.dims!r}')
+
+  @property
+  def is_matrix(self) -> bool:
+    """Whether this is a matrix, an embedding table or an adapter, also of many layers or experts; else norm or bias."""
+    return bool(self.factored) or 'R' in self.dims
 
   @property
   def size(self) -> int:

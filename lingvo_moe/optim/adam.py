@@ -1,4 +1,4 @@
-"""Adam (Kingma and Ba, 2015)."""
+"""Adam (Kingma and Ba, 2015), and AdamW, which decays weights apart from their gradients."""
 
 import dataclasses
 
@@ -25,7 +25,27 @@ class Adam(Optimizer):
     square = tf.square(grad)
     mean = self.beta1 * slots['mean'] + (1.0 - self.beta1) * grad
     moment = self.beta2 * slots['moment'] + (1.0 - self.beta2) * square
-    rate *= tf.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+    corrected = rate * tf.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
     # Kingma and Ba add epsilon to the corrected root; scaling it here is equivalent.
-    update = rate * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
+    update = corrected * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
+    update += self.decay(weight, spec, rate)
     return Update(weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}, tf.reduce_sum(square))
+
+  def decay(self, weight: tf.Tensor, spec: WeightSpec, rate: tf.Tensor) -> tf.Tensor | float:
+    """What the update takes from a weight besides that of its gradient."""
+    return 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(Adam):
+  """AdamW (Loshchilov and Hutter, 2019, arXiv 1711.05101): each update shrinks matrices by rate * weight_decay.
+
+  Norms and biases do not decay. Defaults are those of PyTorch and, but for weight_decay, of optax.
+  """
+
+  beta2: float = 0.999
+  epsilon: float = 1e-8
+  weight_decay: float = 0.01
+
+  def decay(self, weight, spec, rate):
+    return rate * self.weight_decay * tf.cast(weight, tf.float32) if spec.is_matrix else 0.0

@@ -1,6 +1,7 @@
 """Learning-rate schedules: functions of the step."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -61,6 +62,46 @@ class WarmupLinear:
     t = _count(step)
     left = (self.end + 1 - t) / max(self.end + 1 - self.warmup, 1)
     return self.peak * tf.clip_by_value(tf.minimum(t / self.warmup, left), 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupCosine:
+  """Linear warmup to `peak` over `warmup` steps, then half a cosine to final * peak at step `end` (arXiv 1608.03983).
+
+  optax.warmup_cosine_decay_schedule from 0, with t counted from 1.
+  """
+
+  peak: float
+  warmup: int
+  end: int
+  final: float = 0.0
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    t = _count(step)
+    past = tf.clip_by_value((t - self.warmup) / max(self.end - self.warmup, 1), 0.0, 1.0)
+    decayed = self.final + (1.0 - self.final) * 0.5 * (1.0 + tf.cos(math.pi * past))
+    return self.peak * tf.minimum(t / self.warmup, decayed)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupStableDecay:
+  """Linear warmup to `peak`, a level stretch, and linear decay to final * peak over the last `share` of `end` steps.
+
+  WSD (Hu et al., 2024, arXiv 2404.06395): a run may be continued from before its decay. The decay begins after the
+  warmup at the earliest.
+  """
+
+  peak: float
+  warmup: int
+  end: int
+  final: float = 0.0
+  share: float = 0.2
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    t = _count(step)
+    begin = max(self.end - round(self.share * self.end), self.warmup)
+    past = tf.clip_by_value((t - begin) / max(self.end - begin, 1), 0.0, 1.0)
+    return self.peak * tf.minimum(t / self.warmup, 1.0 - (1.0 - self.final) * past)
 
 
 def _count(step: tf.Tensor) -> tf.Tensor:

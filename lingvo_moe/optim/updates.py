@@ -39,8 +39,16 @@ def update(
   """
   weight_specs, trained_specs, slot_specs = specs
   step = tf.convert_to_tensor(state['step'])
+  balanced = {
+    name: _balanced(tf.convert_to_tensor(state['weights'][name]), grads[name], spec.balance_rate)
+    for name, spec in trained_specs.items()
+    if spec.balance_rate
+  }
+  grads, trained_specs = ({n: x for n, x in named.items() if n not in balanced} for named in (grads, trained_specs))
   if backend.current().updates_in_place:
     norm = InPlaceUpdates(optimizer).apply(grads, state, trained_specs, step, rate, clip_norm)
+    for name, bias in balanced.items():
+      state['weights'][name].assign(bias)
     state['step'].assign_add(1)
     return state, norm
   weights = stored(state['weights'], weight_specs)
@@ -57,11 +65,17 @@ def update(
     updates |= zip(names, optimizer.update_alike(*of_each, spec, step, rate), strict=True)
   if norm is None:
     norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
-  updated = {name: update.weight for name, update in updates.items()}
+  updated = {name: update.weight for name, update in updates.items()} | balanced
   updated = stored(updated, weight_specs, update=True)  # then gathered, if split further than weights are
   new_weights = stored({**weights, **updated}, weight_specs)
   new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
   return {'step': step + 1, 'weights': new_weights, 'slots': stored(new_slots, slot_specs)}, norm
+
+
+def _balanced(bias: tf.Tensor, load: tf.Tensor, rate: float) -> tf.Tensor:
+  """Bias of every expert [..., E] after an update, by the load of each expert since the last one."""
+  load = tf.cast(load, tf.float32)
+  return bias + rate * tf.sign(tf.reduce_mean(load, axis=-1, keepdims=True) - load)
 
 
 def _alike(specs: Specs) -> list[list[str]]:

@@ -6,6 +6,7 @@ and its decoding, and says in `model()` which model they make; see tasks/mt/mt_c
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from lingvo_moe.config import fields
@@ -19,19 +20,24 @@ from lingvo_moe.layers.lora import Lora
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.adam import Adam, AdamW
 from lingvo_moe.optim.moving_average import WithMovingAverage
+from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.optim.schedule import Schedule
 from lingvo_moe.program import Program
 from lingvo_moe.tasks import run_length
 from lingvo_moe.text import repetition as repetition_lib
 
 _Part = TypeVar('_Part')
+_OF_OPTIMIZERS = {'beta2_cap': ('adafactor',), 'adam_beta2': ('adam', 'adamw'), 'weight_decay': ('adamw',)}
 _NO_END = 2**31 - 1
 _CHOSEN = '; None: chosen when a run begins, '
-_SCHEDULES = {  # functions of learning_rate, warmup_steps and max_steps
+_SCHEDULES: dict[str, Callable[..., Schedule]] = {  # functions of learning_rate, warmup_steps, max_steps
   'inverse_sqrt': lambda rate, warmup, end: schedule.InverseSquareRoot(rate, warmup),
   'warmup_inverse_sqrt': lambda rate, warmup, end: schedule.WarmupInverseSquareRoot(rate, warmup),
   'warmup_linear': schedule.WarmupLinear,
+  'cosine': schedule.WarmupCosine,
+  'wsd': schedule.WarmupStableDecay,
   'constant': lambda rate, warmup, end: schedule.ConstantRate(rate),
 }
 
@@ -104,7 +110,23 @@ class ModelConfig(BatchConfig):
   choices: int = field(
     2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
   )
-  groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
+  groups_of_experts: int = field(
+    0,
+    'Groups of experts, which divide num_experts: of a hierarchical gate; or of top_k, whose tokens choose among the '
+    'experts of chosen_groups alone (DeepSeek-V3); 0: none.',
+    at_least=0,
+  )
+  chosen_groups: int = field(1, 'Groups among whose experts a token of top_k chooses.', at_least=1)
+  router_score: str = field(
+    'softmax', 'Scores of the gates top_k and top_k_unnormalised, of the logits.', choices=('softmax', 'sigmoid')
+  )
+  router_bias_update_rate: float = field(
+    0.0,
+    'Loss-free balancing of top_k: a bias per expert, which the choice alone sees, moves by so much with each update '
+    '(arXiv 2408.15664, which has 0.001); 0: no bias. The balance loss remains: set aux_loss_weight=0.',
+    at_least=0,
+    at_most=1,
+  )
   expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=EXPERTS)
   expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
   shared_experts: int = field(
@@ -190,7 +212,13 @@ class ModelConfig(BatchConfig):
     at_least=0,
   )
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
-  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam'))
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam', 'adamw'))
+  adam_beta2: float | None = field(
+    None, 'Decay rate of the second moments of adam and adamw; None: 0.98 and 0.999.', above=0, below=1
+  )
+  weight_decay: float = field(
+    0.01, 'Share of the learning rate by which an update of adamw shrinks matrices; not norms, not biases.', at_least=0
+  )
   beta2_cap: float = field(
     0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
   )
@@ -203,11 +231,16 @@ class ModelConfig(BatchConfig):
   )
   schedule: str = field(
     'inverse_sqrt',
-    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
-    'learning_rate at warmup_steps, then falling as 1 / sqrt(t); warmup_linear: then falling linearly, to 0 at '
-    'max_steps.',
+    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); the others rise linearly to '
+    'learning_rate at warmup_steps. warmup_inverse_sqrt: then falling as 1 / sqrt(t); warmup_linear: then falling '
+    'linearly, to 0 after max_steps; cosine: as half a cosine, to final_rate at max_steps; wsd (warm-up, stable, '
+    'decay): level, and linear to final_rate over the last decay_share of max_steps. constant: always learning_rate.',
     choices=tuple(_SCHEDULES),
   )
+  final_rate: float = field(
+    0.0, 'Share of learning_rate at max_steps, of the schedules cosine and wsd.', at_least=0, at_most=1
+  )
+  decay_share: float = field(0.2, 'Share of max_steps over which the schedule wsd decays.', above=0, at_most=1)
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int | None = field(
     10_000, f'Steps before the schedule falls{_CHOSEN}a tenth of max_steps, 4000 at most.', at_least=1, settled=True
@@ -290,6 +323,26 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
 
   @property
+  def _schedule(self) -> Schedule:
+    decay = {}
+    if self.schedule in ('cosine', 'wsd'):
+      decay['final'] = self.final_rate
+    if self.schedule == 'wsd':
+      decay['share'] = self.decay_share
+    of_steps = self.warmup_steps or 1, self.max_steps or _NO_END
+    return _SCHEDULES[self.schedule](self.learning_rate, *of_steps, **decay)
+
+  @property
+  def _optimizer(self) -> Optimizer:
+    beta2 = {} if self.adam_beta2 is None else {'beta2': self.adam_beta2}
+    match self.optimizer:
+      case 'adam':
+        return Adam(**beta2)
+      case 'adamw':
+        return AdamW(weight_decay=self.weight_decay, **beta2)
+    return Adafactor(beta2_cap=self.beta2_cap)
+
+  @property
   def repetition(self) -> repetition_lib.Repetition | None:
     """Limits on the repetition of symbols in an answer."""
     return repetition_lib.Repetition.of(self.repetition_penalty, self.no_repeat_ngram_size)
@@ -312,10 +365,10 @@ class ModelConfig(BatchConfig):
     if self.capacity_factor == 'auto':  # settled here, so that a run records a number
       factor = self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
       object.__setattr__(self, 'capacity_factor', factor)
-    if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
-      fields.refuse(
-        self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
-      )
+    for name, optimizers in _OF_OPTIMIZERS.items():
+      if self.optimizer not in optimizers and getattr(self, name) != getattr(type(self), name):
+        of = ' and '.join(optimizers)
+        fields.refuse(self, name, f'left as it is with optimizer = {self.optimizer!r}', f'it is for {of} alone')
     if self.capacity_chunks > 1 and self.capacity_factor is None:
       fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
     if self.num_groups % self.micro_batches:
@@ -330,9 +383,10 @@ class ModelConfig(BatchConfig):
       )
       fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
     gate.check(self.num_experts)
-    if self.groups_of_experts and not hasattr(gate, 'groups_of_experts'):
-      able = ' or '.join(f'gate={name!r}' for name in gates.that_take('groups_of_experts'))
-      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', f'it is for {able}')
+    for name in ('groups_of_experts', 'chosen_groups', 'router_score', 'router_bias_update_rate'):
+      if getattr(self, name) != (off := getattr(ModelConfig, name)) and not hasattr(gate, name):
+        able = ' or '.join(f'gate={gate_name!r}' for gate_name in gates.that_take(name))
+        fields.refuse(self, name, f'{off!r} with gate={self.gate!r}', f'it is for {able}')
 
   def make(self, part: type[_Part], **values: Any) -> _Part:
     """A part such as a layer; fields that are not in `values` are those of the configuration with the same name."""
@@ -379,13 +433,12 @@ class ModelConfig(BatchConfig):
     raise NotImplementedError(f'{type(self).__name__} has no model()')
 
   def program(self) -> Program:
-    optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
     names = lambda listed: tuple(name.strip() for name in listed.split(',') if name.strip())
     return self.make(
       Program,
       model=self.model(),
-      optimizer=WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer,
-      schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps or 1, self.max_steps or _NO_END),
+      optimizer=WithMovingAverage(self._optimizer, self.average_decay) if self.average_decay else self._optimizer,
+      schedule=self._schedule,
       frozen=names(self.freeze),
       lora=Lora(self.lora_rank, self.lora_alpha, names(self.lora_matrices)) if self.lora_rank else None,
     )

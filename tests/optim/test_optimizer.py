@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.config import registry
 from lingvo_moe.core import weights
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.adam import Adam, AdamW
 from lingvo_moe.optim.moving_average import WithMovingAverage, bias
 from lingvo_moe.optim.optimizer import clip_by_global_norm
 
@@ -20,6 +21,7 @@ EXPERTS = spec_of((3, 4, 5), 'EMH', 'MH')
 MATRIX = spec_of((4, 5), 'MH', 'MH')
 HEADS = spec_of((4, 2, 5), 'MNK', 'MK')
 VECTOR = spec_of((5,), 'M')
+KEY_BIAS = spec_of((2, 3), 'NK')
 
 
 def zero_slots(optimizer, spec):
@@ -74,7 +76,7 @@ def test_adafactor_keeps_a_row_and_a_column_for_every_expert():
   assert {name: (s.shape, s.dims) for name, s in Adafactor().slots(VECTOR).items()} == {'moment': ((5,), 'M')}
 
 
-@pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
+@pytest.mark.parametrize('optimizer', [Adafactor(), Adam(), AdamW(weight_decay=0.3)])
 def test_slots_begin_at_zero(optimizer):
   slots = weights.initialize(optimizer.slots(EXPERTS), seed=1)
   assert sum(np.size(slot) for slot in slots.values()) > 0
@@ -135,7 +137,7 @@ def test_adafactor_of_experts_is_one_clip_and_scale_for_all_of_them():
   np.testing.assert_allclose(weight - got, 0.1 * np.sqrt((1 + 2e-6) / 3), rtol=1e-4)
 
 
-@pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
+@pytest.mark.parametrize('optimizer', [Adafactor(), Adam(), AdamW(weight_decay=0.3)])
 @pytest.mark.parametrize('spec', [EXPERTS, VECTOR], ids=['experts', 'vector'])
 def test_stacked_layers_are_updated_each_by_itself(optimizer, spec):
   rng = np.random.default_rng(0)
@@ -176,6 +178,57 @@ def test_adam_agrees_with_numpy():
     mean, moment = 0.9 * mean + 0.1 * grad, 0.98 * moment + 0.02 * grad**2
     weight = weight - 0.01 * mean / (1 - 0.9**t) / (np.sqrt(moment / (1 - 0.98**t)) + 1e-3)
   np.testing.assert_allclose(got, weight, atol=1e-6)
+
+
+def plain_adamw(weight, grads, rate, decay):
+  mean, moment = 0.0, 0.0
+  for t, grad in enumerate(grads, start=1):
+    mean, moment = 0.9 * mean + 0.1 * grad, 0.999 * moment + 0.001 * grad**2
+    update = mean / (1 - 0.9**t) / (np.sqrt(moment / (1 - 0.999**t)) + 1e-8)
+    weight = weight - rate * (update + decay * weight)
+  return weight
+
+
+def pytorch_adamw(weight, grads, rate, decay):
+  torch = pytest.importorskip('torch')
+  parameter = torch.nn.Parameter(torch.tensor(weight))
+  optimizer = torch.optim.AdamW([parameter], lr=rate, weight_decay=decay)
+  for grad in grads:
+    parameter.grad = torch.tensor(grad)
+    optimizer.step()
+  return parameter.detach().numpy()
+
+
+def optax_adamw(weight, grads, rate, decay):
+  optax = pytest.importorskip('optax')
+  weight = np.asarray(weight, np.float32)
+  optimizer = optax.adamw(rate, weight_decay=decay)
+  state = optimizer.init(weight)
+  for grad in grads:
+    updates, state = optimizer.update(np.asarray(grad, np.float32), state, weight)
+    weight = optax.apply_updates(weight, updates)
+  return weight
+
+
+@pytest.mark.parametrize('other', [plain_adamw, pytorch_adamw, optax_adamw])
+@pytest.mark.parametrize('spec', [EXPERTS, MATRIX, HEADS, VECTOR, KEY_BIAS], ids=lambda s: s.dims)
+def test_adamw_is_that_of_pytorch_and_optax(spec, other):
+  rng = np.random.default_rng(2)
+  weight = 3 * rng.normal(size=spec.shape)
+  grads = rng.normal(size=[6, *spec.shape]) * np.reshape([1, 0.1, 5, 1, 20, 0.3], [6] + [1] * len(spec.shape))
+  got, _ = run(AdamW(weight_decay=0.1), spec, weight, grads, rate=0.01)
+  expected = other(weight, grads, 0.01, 0.1 if spec.is_matrix else 0.0)
+  np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_matrices_decay_and_norms_and_biases_do_not():
+  config = registry.get('mt.cldr.Tiny')()
+  specs = weights.flatten(config.model().weights())
+  left = {name.rpartition('/')[2] for name, spec in specs.items() if not spec.is_matrix}
+  assert left == {'scale', 'bias', 'bi', 'bo', 'bq', 'bv'}
+  assert {name.rpartition('/')[2] for name, spec in specs.items() if spec.is_matrix} == {
+    *('table', 'gate', 'wi', 'wo', 'wq', 'wk', 'wv'),
+  }
 
 
 def test_adam_first_step_is_the_sign_of_the_gradient():

@@ -40,3 +40,39 @@ def test_a_linear_rate_rises_to_the_peak_then_falls_to_0_at_the_end(step, expect
 def test_a_linear_rate_that_ends_within_its_warmup_stays_below_the_peak():
   rates = [rate(schedule.WarmupLinear(peak=1.0, warmup=100, end=4), step) for step in range(5)]
   assert rates == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.0])
+
+
+def test_half_a_cosine_falls_from_the_peak_to_its_final_share():
+  f = schedule.WarmupCosine(peak=2.0, warmup=10, end=110, final=0.1)
+  got = [rate(f, t - 1) for t in (1, 10, 60, 85, 110, 200)]
+  assert got == pytest.approx([0.2, 2.0, 1.1, 2 * (0.1 + 0.9 * (1 - 0.5**0.5) / 2), 0.2, 0.2], rel=1e-5)
+
+
+def test_warmup_stable_decay_is_level_until_its_last_share():
+  f = schedule.WarmupStableDecay(peak=2.0, warmup=10, end=100, final=0.25, share=0.2)
+  got = [rate(f, t - 1) for t in (1, 10, 50, 80, 90, 100, 300)]
+  assert got == pytest.approx([0.2, 2.0, 2.0, 2.0, 1.25, 0.5, 0.5], rel=1e-6)
+  early = schedule.WarmupStableDecay(peak=1.0, warmup=10, end=20, share=1.0)  # no level stretch
+  assert [rate(early, t - 1) for t in (5, 10, 15, 20)] == pytest.approx([0.5, 1.0, 0.5, 0.0], abs=1e-6)
+
+
+def test_cosine_and_warmup_stable_decay_are_those_of_optax():
+  optax = pytest.importorskip('optax')
+  cosine = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 100, 2000, 3e-4)
+  parts = optax.linear_schedule(0.0, 3e-3, 100), optax.constant_schedule(3e-3), optax.linear_schedule(3e-3, 0.0, 400)
+  stable = optax.join_schedules(parts, [100, 1600])
+  ours = schedule.WarmupCosine(3e-3, 100, 2000, 0.1), schedule.WarmupStableDecay(3e-3, 100, 2000)
+  for t in (1, 50, 100, 101, 700, 1599, 1600, 1601, 1999, 2000, 2500):
+    assert rate(ours[0], t - 1) == pytest.approx(float(cosine(t)), abs=1e-8)
+    assert rate(ours[1], t - 1) == pytest.approx(float(stable(t)), abs=1e-8)
+
+
+def test_cosine_is_that_of_pytorch():
+  torch = pytest.importorskip('torch')
+  optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
+  cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1900, eta_min=3e-4)
+  ours = schedule.WarmupCosine(3e-3, 100, 2000, 0.1)
+  for t in range(100, 2000):
+    assert rate(ours, t - 1) == pytest.approx(cosine.get_last_lr()[0], abs=1e-8)
+    optimizer.step()
+    cosine.step()

@@ -6,8 +6,12 @@ from typing import ClassVar
 import tensorflow as tf
 
 from lingvo_moe.config import fields
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Constant, Specs, WeightSpec
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
+
+_LOWEST = -1e30  # score of an expert that is not to be chosen; finite, as it is multiplied by 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +19,18 @@ class TopK(gate.LinearGate):
   """Top-k gate: each token goes to its k likeliest experts, weighted by p_i / (sum of the chosen p), p = softmax(x W).
 
   Mixtral's (arXiv 2401.04088). The balance loss counts all k choices.
+
+  DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) has three options of its own. Scores are sigmoids of the logits in place
+  of the softmax. A bias per expert is added to them where experts are chosen, and nowhere else; training moves it by
+  `router_bias_update_rate` towards equal loads (loss-free balancing, arXiv 2408.15664). A token chooses among the
+  experts of `chosen_groups` groups alone, those with the largest sums of their two best scores.
   """
 
   choices: int = 2  # k
+  router_score: str = dataclasses.field(default='softmax', kw_only=True)  # or 'sigmoid'
+  router_bias_update_rate: float = dataclasses.field(default=0.0, kw_only=True)  # u; 0: no bias
+  groups_of_experts: int = dataclasses.field(default=0, kw_only=True)  # divides the experts; 0: choice among all
+  chosen_groups: int = dataclasses.field(default=1, kw_only=True)  # of a token
   normalised: ClassVar[bool] = True
 
   def check(self, num_experts: int) -> None:
@@ -27,6 +40,20 @@ class TopK(gate.LinearGate):
     if self.normalised and self.choices == 1:
       way_out = "its one weight would be 1, without a gradient: use gate='switch'"
       fields.refuse(self, 'choices', "2 or more with gate='top_k'", way_out)
+    if groups := self.groups_of_experts:
+      if num_experts % groups or num_experts < 2 * groups:
+        rule = f'0, or a divisor of num_experts={num_experts} that leaves a group two experts or more'
+        fields.refuse(self, 'groups_of_experts', rule)
+      if not 1 <= self.chosen_groups <= groups or self.choices > self.chosen_groups * (num_experts // groups):
+        rule = f'at most groups_of_experts={groups}, and so many that they have choices={self.choices} experts'
+        fields.refuse(self, 'chosen_groups', rule)
+
+  def weights(self, model_dim: int, num_experts: int) -> Specs:
+    weights = super().weights(model_dim, num_experts)
+    if self.router_bias_update_rate:
+      rate = self.router_bias_update_rate
+      weights['gate_bias'] = WeightSpec((num_experts,), 'J', Constant(0.0), float32=True, balance_rate=rate)
+    return weights
 
   @property
   def least_experts(self) -> int:
@@ -38,15 +65,65 @@ class TopK(gate.LinearGate):
   def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     num_experts = logits_GSE.shape[-1]
-    real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
-    expert_GSR = gate.top_choices(logits_GSE, self.choices)
-    weight_GSR = gate.at_choices(gates_GSE, expert_GSR)
+    real_GS, softmax_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
+    scores_GSE = softmax_GSE if self.router_score == 'softmax' else tf.sigmoid(logits_GSE)
+    candidates_GSE, group_margin_GS = scores_GSE, None
+    if self.router_bias_update_rate:
+      candidates_GSE += theta['gate_bias']
+    if self.groups_of_experts:
+      candidates_GSE, group_margin_GS = best_groups(candidates_GSE, self.groups_of_experts, self.chosen_groups)
+    # Logits tie less than their softmax, in the same order.
+    expert_GSR = gate.top_choices(logits_GSE if candidates_GSE is softmax_GSE else candidates_GSE, self.choices)
+    margin_GS = gate.margin(candidates_GSE, expert_GSR)
+    margin_GS = margin_GS if group_margin_GS is None else tf.minimum(margin_GS, group_margin_GS)
+    weight_GSR = gate.at_choices(scores_GSE, expert_GSR)
     if self.normalised:
       weight_GSR /= tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
-    aux_loss = gate.balance_loss(gates_GSE, expert_GSR, real_GS)
-    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss)
-    taken_GSR, margin_GS = tf.stack([real_GS] * self.choices, axis=-1), gate.margin(gates_GSE, expert_GSR)
+    taken_GSR = tf.stack([real_GS] * self.choices, axis=-1)
+    if self.router_bias_update_rate:
+      weight_GSR = with_loads(weight_GSR, theta['gate_bias'], expert_GSR, taken_GSR)
+    shares_GSE = scores_GSE
+    if self.router_score != 'softmax':
+      shares_GSE /= tf.reduce_sum(scores_GSE, axis=-1, keepdims=True)
+    aux_loss = gate.balance_loss(shares_GSE, expert_GSR, real_GS)
+    stats = gate.statistics(logits_GSE, softmax_GSE, real_GS)._replace(aux_loss=aux_loss)
     return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)
+
+
+def best_groups(scores_GSE: tf.Tensor, groups: int, chosen: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """Scores of the experts in the `chosen` best groups, lowest at all others, and margins [G, S] of the groups.
+
+  A group is of experts next to each other, and as good as the sum of its two best scores (DeepSeek-V3).
+  """
+  shape_GS = sizes(scores_GSE)[:2]
+  within = scores_GSE.shape[-1] // groups
+  by_group = tf.reshape(scores_GSE, [shape_GS[0], shape_GS[1] * groups, within])
+  two_best = gate.at_choices(by_group, gate.top_choices(by_group, 2))
+  group_GSJ = tf.reshape(tf.reduce_sum(two_best, axis=-1), [*shape_GS, groups])
+  best_GSR = gate.top_choices(group_GSJ, chosen)
+  is_chosen_GSJ = tf.reduce_sum(tf.one_hot(best_GSR, groups), axis=-2)
+  is_chosen_GSE = tf.repeat(is_chosen_GSJ, within, axis=-1) > 0
+  return tf.where(is_chosen_GSE, scores_GSE, _LOWEST), gate.margin(group_GSJ, best_GSR)
+
+
+def with_loads(weight_GSR: tf.Tensor, bias_E: tf.Tensor, expert_GSR: tf.Tensor, taken_GSR: tf.Tensor) -> tf.Tensor:
+  """The weights, and the load of every expert as the gradient of its bias, whatever is made of the weights.
+
+  Loads so add up over groups, micro-batches and devices as gradients do; an update moves the bias by them
+  (optim/updates.py).
+  """
+  hots_GSE = [
+    tf.one_hot(expert_GS, bias_E.shape[-1]) * taken_GS[..., tf.newaxis]
+    for expert_GS, taken_GS in zip(tf.unstack(expert_GSR, axis=-1), tf.unstack(taken_GSR, axis=-1), strict=True)
+  ]
+  load_E = tf.stop_gradient(tf.reduce_sum(tf.add_n(hots_GSE), axis=[0, 1]))
+
+  @tf.custom_gradient
+  def loaded(weight_GSR, bias_E, load_E):
+    del bias_E
+    return tf.identity(weight_GSR), lambda upstream: (upstream, load_E, None)
+
+  return loaded(weight_GSR, bias_E, load_E)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,6 +56,9 @@ GATES = {
   'expert_choice': {'experts_in': 'encoder', 'expert': 'deep'},
 }
 MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, changed in GATES.items()}
+LOSS_FREE = {'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'aux_loss_weight': 0.0}
+MODELS['loss-free'] = dataclasses.replace(MOE, gate='top_k', groups_of_experts=4, chosen_groups=2, **LOSS_FREE)
+MODELS['loss-free, scanned'] = dataclasses.replace(SCANNED, gate='top_k', **LOSS_FREE)
 MODELS['recurrent'] = registry.get('lm.moe_lstm.Tiny')(vocab_size=60, max_new_tokens=8)
 MODELS['recurrent, flat, projected'] = dataclasses.replace(
   MODELS['recurrent'], gate='noisy_top_k', groups_of_experts=0, num_experts=4, lstm_dim=24, capacity_factor=2.0
@@ -122,6 +125,21 @@ def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
 def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
   row = assert_agree('dropless, scanned', 'expert:4', tolerance=5e-5)
   assert max(row.objective, row.gradients, row.slots) <= 1e-5
+
+
+@pytest.mark.parametrize(
+  'model, mesh',
+  [
+    ('loss-free', 'data:2,expert:2'),
+    *(
+      pytest.param(model, mesh, marks=pytest.mark.slow)
+      for model in ('loss-free', 'loss-free, scanned')
+      for mesh in ('', 'expert:4', 'data:2,model:2')
+    ),
+  ],
+)
+def test_biases_that_balance_experts_agree_with_one_device(model, mesh):
+  assert_agree(model, mesh)
 
 
 @pytest.mark.slow
