@@ -54,7 +54,7 @@ def test_json_describes_every_field():
     'may_change': True,
     'text': f'{meaning} At least 0. A run may change it.',
   }
-  assert found['fields']['optimizer']['rule'] == 'one of adafactor, adam'
+  assert found['fields']['optimizer']['rule'] == 'one of adafactor, adam, adamw'
 
 
 def test_bindings_and_files_are_resolved_before_counting(tmp_path):

@@ -44,6 +44,8 @@ class Stub:
   def pairs(self):
     return []
 
+  targets = pairs
+
   def choose_target(self, requested, source=None):
     return None
 
