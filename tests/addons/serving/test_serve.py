@@ -120,7 +120,7 @@ def load(options):
     path = model = checkpoint = over_the_length = 'stub'
     beam_size = 1
     continues_text = False
-    pairs = lambda self: []
+    pairs = targets = lambda self: []
     choose_target = lambda self, requested, source=None: None
 
     plan = lambda self, lines, *key: Plan.of_whole(lines)
