@@ -8,10 +8,12 @@ default. RUN is a run or an export that reads German, French and Czech into Engl
 (`pairs=de-en,fr-en,cs-en,en-de,en-fr`).
 """
 
-import argparse
 import collections
 import functools
 import time
+
+from lingvo_moe.cli import app
+from lingvo_moe.cli.options import OptionGroup, flag
 
 KINDS = {
   '{{name}}': ['{{name}}', '{{user}}', '{{ count }}'],
@@ -62,13 +64,17 @@ def whole(text: str, placeholders: list[str]) -> bool:
   return all(text.count(placeholder) == 1 for placeholder in placeholders)
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('run')
+class Options(OptionGroup):
+  """Options of the study."""
 
+  path: str = flag(None, 'Log directory or export, unless it is an argument.')
+
+
+@app.command(Options, tensorflow=False, takes=('path',), models=False)
+def main(options: Options) -> None:
   import lingvo_moe
 
-  model = lingvo_moe.load(parser.parse_args().run)
+  model = lingvo_moe.load(options.path)
   columns = ('as text', 'stand-in', 'kept')
   by_language, by_kind = collections.defaultdict(collections.Counter), collections.defaultdict(collections.Counter)
   for (source, target), templates in TEMPLATES.items():
