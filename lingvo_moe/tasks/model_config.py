@@ -29,7 +29,7 @@ from lingvo_moe.tasks import run_length
 from lingvo_moe.text import repetition as repetition_lib
 
 _Part = TypeVar('_Part')
-_OF_OPTIMIZERS = {'beta2_cap': ('adafactor',), 'adam_beta2': ('adam', 'adamw'), 'weight_decay': ('adamw',)}
+_OF_OPTIMIZERS = {'beta2_cap': (Adafactor,), 'adam_beta2': (Adam, AdamW), 'weight_decay': (AdamW,)}
 _NO_END = 2**31 - 1
 _CHOSEN = '; None: chosen when a run begins, '
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {  # functions of learning_rate, warmup_steps, max_steps
@@ -366,8 +366,8 @@ class ModelConfig(BatchConfig):
       factor = self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
       object.__setattr__(self, 'capacity_factor', factor)
     for name, optimizers in _OF_OPTIMIZERS.items():
-      if self.optimizer not in optimizers and getattr(self, name) != getattr(type(self), name):
-        of = ' and '.join(optimizers)
+      if type(self._optimizer) not in optimizers and getattr(self, name) != getattr(type(self), name):
+        of = ' and '.join(optimizer.__name__ for optimizer in optimizers)
         fields.refuse(self, name, f'left as it is with optimizer = {self.optimizer!r}', f'it is for {of} alone')
     if self.capacity_chunks > 1 and self.capacity_factor is None:
       fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
