@@ -124,7 +124,8 @@ class PlaceholderKeeper(Translator):
     if not any(sources):
       return self._translator.translate(texts, target, *arguments, keep=keep, known=known, **more)
     plain = _without(sources, texts)
-    answers = self._translator.translate(plain, target, *arguments, known=known, **more)
+    keep_plain = lambda i, hypotheses: sources[i] or keep(i, hypotheses)
+    answers = self._translator.translate(plain, target, *arguments, keep=keep_plain, known=known, **more)
     flat = [(i, h) for i, s in enumerate(sources) if s and s.text and i not in known for h in answers.hypotheses[i]]
     alignments = [h.alignment for _, h in flat]
     if 'alignments' in self.able and None in alignments:
@@ -135,7 +136,6 @@ class PlaceholderKeeper(Translator):
         found = [source.translated(h, next(following) if source.text else None) for h in hypotheses[i]]
         hypotheses[i] = [h for h, _ in found]
         lost += [i] * found[0][1]
-      if i not in known:
         keep(i, hypotheses[i])
     return answers._replace(hypotheses=hypotheses, lost=lost)
 

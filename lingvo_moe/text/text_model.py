@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Advance
 from lingvo_moe.text.continuations import Request, Sampling
 from lingvo_moe.text.language_tags import Languages, check_known
 from lingvo_moe.text.placeholder_keeper import PlaceholderKeeper
@@ -192,12 +193,15 @@ class TextModel(abc.ABC):
 
   # What the jobs translate and serve use.
 
-  def answer(self, lines: Sequence[str], asked: Asked) -> Answers:
-    """Answers lines, which have no line breaks: hypotheses of each, and which lines were truncated."""
+  def answer(self, lines: Sequence[str], asked: Asked, progress: Advance = lambda count: None) -> Answers:
+    """Answers lines, which have no line breaks: hypotheses of each, and which lines were truncated.
+
+    `progress` is called with the number of lines that a model of translation has done since the last call.
+    """
     translator = self.translator_for(asked.n_best, asked.request)
     if self.training_lines is None:
       return translator.translate_lines(lines, asked.target)
-    return self._translated(translator, lines, asked.target, asked.source, asked.request)
+    return self._translated(translator, lines, asked.target, asked.source, asked.request, progress)
 
   def plan(self, lines: Sequence[str], asked: Asked) -> Plan:
     """Parts of lines, for `answer_parts`."""
@@ -229,12 +233,13 @@ class TextModel(abc.ABC):
     target: Languages,
     source: str | None,
     request: TranslationRequest,
+    progress: Advance = lambda count: None,
   ) -> Answers:
     """Answers of texts, by sentences where that is the way of the model."""
     if self.training_lines is None:
       return translator.translate(texts, target)
     languages = [self._source_of(target, source)] * len(texts)
-    return self._paragraphs(translator).translate(texts, target, languages, request=request)
+    return self._paragraphs(translator).translate(texts, target, languages, progress, request=request)
 
   def _paragraphs(self, translator: Translator) -> Paragraphs:
     return Paragraphs(translator, self.split_sentences, self.training_lines, self.max_length)

@@ -23,6 +23,7 @@ COMMANDS = {
   'decode': ('decoder', 'evaluate checkpoints on held-out text: BLEU, perplexity, samples'),
   'translate': ('translate', 'translate standard input'),
   'serve': ('serve', 'translate over HTTP'),
+  'distill': ('cli.commands.distill', 'translate training text, for a smaller model to learn from'),
   'export': ('cli.commands.export', 'export a run as a SavedModel, for CTranslate2 or LiteRT'),
   'report': ('cli.commands.report', 'write a report on one run or two, as one HTML file'),
   'average': ('cli.commands.average', 'average checkpoints of a run'),
