@@ -81,7 +81,7 @@ class TopK(gate.LinearGate):
     if self.normalised:
       weight_GSR /= tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
     taken_GSR = tf.stack([real_GS] * self.choices, axis=-1)
-    if self.router_bias_update_rate:
+    if self.router_bias_update_rate and keys_GS is not None:
       weight_GSR = with_loads(weight_GSR, theta['gate_bias'], expert_GSR, taken_GSR)
     shares_GSE = scores_GSE
     if self.router_score != 'softmax':
