@@ -13,7 +13,7 @@ AXES = {
   'T': 'positions of a row',
   'U': 'positions attended to',
   'W': 'hypotheses of a beam',
-  'J': 'alternatives side by side, never split: candidates, buckets, gates of an LSTM, features of a gate, states',
+  'J': 'alternatives, never split: candidates, buckets, gates of an LSTM, features of a gate, states, shared heads',
   'N': 'attention heads',
   'K': 'features of a head',
   'Q': 'query heads that share a key/value head, where there are several (grouped-query attention)',

@@ -46,7 +46,8 @@ class Attention:
 
   Keys carry no bias: softmax would cancel it. With fewer key/value heads than query heads it is grouped-query attention
   (Ainslie et al., arXiv 2305.13245): axis N has the key/value heads, and an axis Q after it the query heads that share
-  each. One key/value head is multi-query attention (Shazeer, arXiv 1911.02150).
+  each. One key/value head is multi-query attention (Shazeer, arXiv 1911.02150). A mesh splits the longer of both axes,
+  whose letter is N: where more query heads share a head than there are such heads, the axes are J and N.
   """
 
   model_dim: int  # M
@@ -79,9 +80,14 @@ class Attention:
   @property
   def _heads(self) -> tuple[tuple[int, ...], str]:
     """Sizes and letters of the axes of query heads: (N, Q) if key/value heads are shared, else (N,)."""
-    if self.kv_heads == self.num_heads:
-      return (self.num_heads,), 'N'
-    return (self.kv_heads, self.num_heads // self.kv_heads), 'NQ'
+    shared = self.num_heads // self.kv_heads
+    heads = (self.kv_heads, shared) if shared > 1 else (self.num_heads,)
+    return heads, ops.head_letters(heads)
+
+  @property
+  def cache_dims(self) -> str:
+    """Axis letters of keys and values, which devices hold whole where a mesh splits the query heads of each."""
+    return f'B{self._heads[1][0]}UK'
 
   @property
   def of_memory(self) -> Self:
@@ -92,13 +98,13 @@ class Attention:
     m, n, k = self.model_dim, self.kv_heads, self.head_dim
     heads, letters = self._heads
     width = self.num_heads * k
-    into = WeightSpec((m, n, k), 'MNK', glorot_uniform(m, n * k), factored='MK')
+    into = WeightSpec((m, n, k), f'M{letters[0]}K', glorot_uniform(m, n * k), factored='MK')
     specs = {
       'wq': WeightSpec((m, *heads, k), f'M{letters}K', glorot_uniform(m, width), factored='MK'),
       'bq': WeightSpec((*heads, k), f'{letters}K', Constant(0.0)),
       'wk': into,
       'wv': into,
-      'bv': WeightSpec((n, k), 'NK', Constant(0.0)),
+      'bv': WeightSpec((n, k), f'{letters[0]}K', Constant(0.0)),
       'wo': WeightSpec((*heads, k, m), f'{letters}KM', glorot_uniform(width, m), factored='KM'),
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
@@ -115,7 +121,8 @@ class Attention:
     with tf.name_scope('projection'):
       keys_BNUK = ops.heads_first(ops.linear(x_BUM, theta['wk']))
       values_BNUK = ops.heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
-      return {'keys': keep(self._rotated(keys_BNUK, positions_BU), 'BNUK'), 'values': keep(values_BNUK, 'BNUK')}
+      keys_BNUK = keep(self._rotated(keys_BNUK, positions_BU), self.cache_dims)
+      return {'keys': keys_BNUK, 'values': keep(values_BNUK, self.cache_dims)}
 
   def attend(
     self,
@@ -190,8 +197,8 @@ class Attention:
   ) -> Cache:
     """Cache of zeros for the keys and values of `num_positions` flat positions; `layers`: of a scanned stack."""
     shape = [batch_size, self.kv_heads, num_positions, self.head_dim]
-    stacked, letters = ([], 'BNUK') if layers is None else ([layers], 'LBNUK')
-    zeros = shard(tf.zeros([*stacked, *shape], dtype), letters)
+    stacked, letter = ([], '') if layers is None else ([layers], 'L')
+    zeros = shard(tf.zeros([*stacked, *shape], dtype), letter + self.cache_dims)
     return {'keys': zeros, 'values': zeros}
 
   def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
@@ -223,12 +230,11 @@ class Attention:
     at = () if layer is None else (layer,)
     cache = {name: ops.write_cache(cache[name], x_BNWK, now.start, *at) for name, x_BNWK in new.items()}
     if layer is not None:
-      cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in cache.items()}
+      cache = {name: shard(buffer_LBNUK, f'L{self.cache_dims}') for name, buffer_LBNUK in cache.items()}
     offsets_BWU = offsets_of_owned(now.mask_BWU) if self.relative else None
-    y_BWM, _ = self.attend(theta, x_BWM, of_layer(cache, layer), now.mask_BWU, None, positions_BW, offsets_BWU)
+    y_BWM, _ = self.attend(theta, x_BWM, self.of_layer(cache, layer), now.mask_BWU, None, positions_BW, offsets_BWU)
     return y_BWM, cache
 
-
-def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:
-  """Keys and values [B, N, U, K] of one layer of a scanned stack's cache; None: the cache is of one layer."""
-  return cache if layer is None else {name: shard(buffer[layer], 'BNUK') for name, buffer in cache.items()}
+  def of_layer(self, cache: Cache, layer: tf.Tensor | None) -> Cache:
+    """Keys and values [B, N, U, K] of one layer of a scanned stack's cache; None: the cache is of one layer."""
+    return cache if layer is None else {name: shard(x_LBNUK[layer], self.cache_dims) for name, x_LBNUK in cache.items()}

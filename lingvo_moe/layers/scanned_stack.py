@@ -160,7 +160,7 @@ class ScannedStack(Stack):
 
     array = functools.partial(tf.TensorArray, memory_BUM.dtype, self.num_blocks)
     (arrays,) = counted(self.num_blocks, fill, {name: {'keys': array(), 'values': array()} for name in specs})
-    return tf.nest.map_structure(lambda array: shard(array.stack(), 'LBNUK'), arrays)
+    return tf.nest.map_structure(lambda array: shard(array.stack(), f'L{self.attention.cache_dims}'), arrays)
 
 
 def scan(

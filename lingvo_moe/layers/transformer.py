@@ -9,7 +9,7 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import Specs, Theta
-from lingvo_moe.layers.attention import Attention, Cache, Now, of_layer
+from lingvo_moe.layers.attention import Attention, Cache, Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
@@ -129,9 +129,11 @@ class Layer(Branches):
     if self.cross_attention:
       with tf.name_scope('cross_attention'):
         branch_theta, attention = theta['cross_attention'], self.attention.of_memory
-        memory, mask_BTU = memory_BUM if cache is None else of_layer(cache['memory'], number), rows.memory_mask_BTU
+        memory = memory_BUM if cache is None else attention.of_layer(cache['memory'], number)
         h_BTM, branch_key = self._input(branch_theta, x_BTM), prng.fold(key, 'cross_attention')
-        y_BTM, weights_BnTU = self._attend(attention, branch_theta, h_BTM, memory, mask_BTU, branch_key, with_weights)
+        y_BTM, weights_BnTU = self._attend(
+          attention, branch_theta, h_BTM, memory, rows.memory_mask_BTU, branch_key, with_weights
+        )
         x_BTM = self._add(x_BTM, branch_theta, y_BTM, key, 'cross_attention')
     with tf.name_scope(name := 'moe' if self.is_moe else 'ffn'):
       branch_theta = theta[name]

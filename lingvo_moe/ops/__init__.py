@@ -10,6 +10,7 @@ from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.reference import Places as Places
 from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 from lingvo_moe.ops.softmax_attention import attention_product as attention_product
+from lingvo_moe.ops.softmax_attention import head_letters as head_letters
 from lingvo_moe.ops.softmax_attention import masked_scores as masked_scores
 
 lookup = operation(reference.lookup)

@@ -1,5 +1,7 @@
 """Softmax attention: from queries, keys and values to their weighted sums, which a machine may compute at once."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from lingvo_moe.core import prng
@@ -9,6 +11,11 @@ from lingvo_moe.ops.remat import keep
 
 attention_product = operation(reference.attention_product)
 masked_scores = operation(reference.masked_scores)
+
+
+def head_letters(heads: Sequence[int]) -> str:
+  """Axis letters of query heads, (N,) or (key/value heads, query heads of each): a mesh splits the longer axis, N."""
+  return 'N' if len(heads) == 1 else 'NQ' if heads[0] >= heads[1] else 'JN'
 
 
 def heads_first(x_BTnK: tf.Tensor) -> tf.Tensor:
@@ -45,8 +52,8 @@ def attention(
     logit_cap: largest magnitude of a score, which becomes cap * tanh(score / cap); 0: no limit.
     with_weights: whether the weights are returned, before their dropout: float32 [B, n, T, U], which sum to 1 over U.
   """
-  n = 'BN' if q_BnTK.shape.rank == 4 else 'BNQ'
-  scores_BnTU = keep(attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
+  n = 'B' + head_letters(q_BnTK.shape[1:-2])
+  scores_BnTU = keep(attention_product(f'{n}TK,B{n[1]}UK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
   scores_BnTU = tf.cast(scores_BnTU, tf.float32)
   if logit_cap:
     scores_BnTU = logit_cap * tf.tanh(scores_BnTU / logit_cap)
@@ -55,6 +62,6 @@ def attention(
   mask_BnTU = mask_BTU[:, tf.newaxis] if n == 'BN' else mask_BTU[:, tf.newaxis, tf.newaxis]
   weights_BnTU = tf.nn.softmax(masked_scores(scores_BnTU, mask_BnTU))
   probs_BnTU = prng.dropout(tf.cast(weights_BnTU, q_BnTK.dtype), dropout, key)
-  y_BnTK = keep(attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
+  y_BnTK = keep(attention_product(f'{n}TU,B{n[1]}UK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
   y_BTnK = tf.einsum(f'{n}TK->BT{n[1:]}K', y_BnTK)
   return y_BTnK, weights_BnTU if with_weights else None

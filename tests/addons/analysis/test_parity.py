@@ -67,6 +67,7 @@ MODELS['recurrent, flat, projected'] = dataclasses.replace(
 MODELS['span corruption'] = registry.get('switch.shakespeare.Tiny')(
   vocab_size=40, batch_tokens=128, encoder_layers=1, moe_every=1, residual_dropout=0.1, attention_dropout=0.1
 )
+MODELS['shared heads, scanned'] = dataclasses.replace(DENSE, num_heads=8, num_kv_heads=2, scan_layers=True)
 MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None, round_capacity_factor=0.5)
 
 
@@ -98,6 +99,10 @@ def test_every_mesh_agrees_with_one_device(model, mesh):
 @pytest.mark.parametrize('model', ['moe', 'dense'])
 def test_plain_tensorflow_agrees_with_one_device(model):
   assert_agree(model, '')
+
+
+def test_query_heads_that_share_fewer_heads_than_there_are_devices_are_split():
+  assert_agree('shared heads, scanned', 'model:4')
 
 
 @pytest.mark.slow

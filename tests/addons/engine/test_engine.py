@@ -13,12 +13,14 @@ import subprocess
 import sys
 import types
 
+import language_models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
 import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
+from random_theta import theta_of
 
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
@@ -27,6 +29,7 @@ from lingvo_moe.addons.engine.graph import available_threads
 from lingvo_moe.addons.engine.lanes import Lanes
 from lingvo_moe.cli.commands import export
 from lingvo_moe.cli.machine import RuntimeOptions
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.ops import backend, litert
@@ -34,7 +37,7 @@ from lingvo_moe.run import results as results_lib
 from lingvo_moe.runtime import litert_export
 from lingvo_moe.storage import files as files_lib
 from lingvo_moe.storage import json_files
-from lingvo_moe.tasks import engine_graphs
+from lingvo_moe.tasks import engine_graphs, inference
 from lingvo_moe.tasks.mt import mt_graphs
 from lingvo_moe.tasks.task import EngineParts
 from lingvo_moe.text import translator
@@ -286,6 +289,31 @@ def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(num_experts, tmp
     found = of(batches)
     np.testing.assert_allclose([found[i] for i in range(24)], [together[i] for i in range(24)], rtol=1e-5)
   assert len(batches) == 2 and np.ptp(list(together.values())) > 1
+
+
+@pytest.mark.parametrize('kind, tolerance', [('float32', 1e-4), ('int8', 0.2)])
+def test_heads_that_share_keys_and_values_translate_as_in_tensorflow(kind, tolerance, tmp_path):
+  config = tiny_config.make(num_kv_heads=1, num_experts=0, decode_extra=5, length_norm_alpha=2.0).for_inference()
+  program, random_ids = config.program(), np.random.default_rng(0)
+  theta = theta_of(program.model, seed=4, scale=0.5)
+  weights = {name: value.numpy() for name, value in weights_lib.flatten(theta).items()}
+  litert_export.save(str(tmp_path), program, EngineParts(mt_graphs.make(config), {}, {}), weights, {}, kind)
+  decoder, encoder = (stages.load(str(tmp_path), name, 1, None) for name in ('decoder', 'encoder'))
+  assert decoder.shapes['memory_keys_0'][1] == decoder.shapes['cache_values_0'][1] == 1
+  ids_BT = search.padded([[*random_ids.integers(4, 60, n).tolist(), 2] for n in (3, 7, 5, 1)])
+  real_BT = (ids_BT != 0).astype(np.int32)
+  batch = {'src_ids': ids_BT, 'src_segments': real_BT, 'src_positions': np.arange(8) * real_BT}
+  run = lambda theta, batch: inference.search(program.model, theta, batch, config, 1)
+  expected = language_models.on_backend('cpu', run, theta, batch)
+  norm, limits_B = LengthNorm(config.length_norm_alpha), config.answer_lengths(real_BT).numpy()
+  memory = lambda: search.encode(encoder, [row[row != 0].tolist() for row in ids_BT])
+  translations = [expected.ids_BWT[b, 0, :n].tolist() for b, n in enumerate(expected.lengths_BW[:, 0])]
+  assert len({*map(tuple, translations)}) > 2 and max(map(len, translations)) > 8
+  scores_B = search.score(decoder, memory(), translations, config.beam_size)
+  np.testing.assert_allclose(scores_B, expected.log_probs_BW[:, 0], atol=tolerance)
+  if kind == 'float32':
+    found = search.search(decoder, memory(), limits_B, config.beam_size, norm, n_best=1)
+    assert [found.ids_BWT[b, 0, :n].tolist() for b, n in enumerate(found.lengths_BW[:, 0])] == translations
 
 
 def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
