@@ -58,8 +58,9 @@ class Program:
   """Model with its optimizer, schedule and seed.
 
   Micro-batches are parts of a batch that are computed one after the other, with their gradients added up: equal results
-  to rounding, in less memory. Balance losses over all groups together (noisy top-k and hierarchical gates) are then
-  those of each micro-batch.
+  to rounding, in less memory. Balance losses over all groups together of noisy top-k and hierarchical gates are then
+  those of each micro-batch. Where the losses of others are (balance_over='batch'), the choices of all micro-batches
+  are counted first, in a forward pass more.
   """
 
   model: Model
@@ -152,9 +153,7 @@ class Program:
 
   def _gradients(self, model, weights, key, batch, **totals):
     """Gradients and metrics of a batch, or of a part of one."""
-    # Each row of the batch has a random key of its own, so its random numbers do not depend on the part it is in.
-    key_B = xla_sharding.shard(prng.fold(key, batch[_ROWS]), 'B')
-    batch = {name: x for name, x in batch.items() if name != _ROWS}
+    batch, key_B = _rows_and_keys(batch, key)
     trained = {name: weights[name] for name in self.trained_specs}
     with tf.GradientTape() as tape:
       tape.watch(list(trained.values()))
@@ -183,6 +182,12 @@ class Program:
 
     totals = [self.model.totals(micro_batch(i)) for i in range(self.micro_batches)]
     totals = tf.nest.map_structure(lambda *values: tf.add_n(values), *totals)
+    if _balances_batch(moe.layers_of(self.model)):
+      theta = self.theta(weights)
+      choices = lambda i: self.model.choices(theta, *_rows_and_keys(micro_batch(i), key))
+      none = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), results_of(lambda: choices(0)))
+      add = lambda i, sums: [tf.nest.map_structure(tf.add, sums, choices(i))]
+      totals |= counted(self.micro_batches, add, none, scope='')[0]
 
     def dense_gradients(i):
       grads, metrics = self._gradients_in_parts(weights, key, micro_batch(i), totals)
@@ -229,6 +234,16 @@ class Program:
       return weights_lib.unflatten(self.lora.merged(weights) if self.lora else weights)
 
 
+def _rows_and_keys(batch: Mapping[str, tf.Tensor], key: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+  """Arrays of a batch or of a part of it, and a random key for each row, which does not depend on the part."""
+  key_B = xla_sharding.shard(prng.fold(key, batch[_ROWS]), 'B')
+  return {name: x for name, x in batch.items() if name != _ROWS}, key_B
+
+
+def _balances_batch(layers: Sequence[moe.MoE]) -> bool:
+  return any(getattr(layer.gate, 'balance_over', 'group') == 'batch' for layer in layers)
+
+
 class _Parts(NamedTuple):
   """Parts of a batch, the model of one, and the totals of all; or the batch alone, as its one part."""
 
@@ -247,7 +262,7 @@ def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Par
   count = backend.current().sub_batches if hasattr(model, 'totals') else 1
   if isinstance(rows, int):
     count = max(1, min(count, rows))
-  if training and any(layer.gate.joint_loss for layer in layers):
+  if (training and any(layer.gate.joint_loss for layer in layers)) or _balances_batch(layers):
     count = 1
   if training:
     count = next(n for n in range(count, 0, -1) if all(layer.num_groups % n == 0 for layer in layers))

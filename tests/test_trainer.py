@@ -169,6 +169,19 @@ def test_a_run_in_two_parts_equals_one_in_one_bit_for_bit(corpus, whole, tmp_pat
   assert_same_state(tensors(tmp_path, 8), tensors(whole, 8))
 
 
+def test_biases_of_experts_and_adamw_resume_bit_for_bit(corpus, tmp_path):
+  values = {'gate': 'top_k', 'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'optimizer': 'adamw'}
+  bindings = [f'Tiny.{name} = {value!r}' for name, value in values.items()]
+  train(corpus, tmp_path / 'whole', 6, bindings)
+  with shared_traces.shared():
+    train(corpus, tmp_path / 'parts', 3, bindings)
+    train(corpus, tmp_path / 'parts', 6, bindings)
+  state = tensors(tmp_path / 'whole', 6)
+  assert any(np.any(value) for name, value in state.items() if name.endswith('gate_bias'))
+  assert losses(tmp_path / 'parts') == losses(tmp_path / 'whole')
+  assert_same_state(tensors(tmp_path / 'parts', 6), state)
+
+
 def test_several_steps_in_a_call_change_nothing(corpus, whole, tmp_path, monkeypatch):
   calls, train_steps = [], LocalRuntime.train_steps
 

@@ -50,6 +50,10 @@ class EncoderDecoder(InputSettings, LossSettings):
     target = losses.stack_totals('decoder', self.decoder.moe, batch['tgt_segments'])
     return {**source, **target, 'target_tokens': target['decoder_tokens']}
 
+  def choices(self, theta: Theta, batch: Batch, key: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Totals of a batch that a run of the model alone tells; see losses.choices."""
+    return losses.choices(self._run(theta, batch, key)[1])
+
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:

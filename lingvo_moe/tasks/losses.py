@@ -11,13 +11,14 @@ from lingvo_moe import ops
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
-from lingvo_moe.layers.gates.routing import Routed
+from lingvo_moe.layers.gates.routing import Routed, RoutingStats
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.tasks.batches import LOSS_FACTORS
 
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
 Routings = dict[str, Routed]  # by layer name: 'encoder/layer_01'
-Totals = Mapping[str, tf.Tensor]  # 'target_tokens'; of each stack '<stack>_tokens', '<stack>_groups'
+# 'target_tokens'; of each stack '<stack>_tokens', '<stack>_groups'; of layers, if need be, '<layer>_chosen'
+Totals = Mapping[str, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ def token_loss(
   weights = {'smoothing': smoothing, 'z_weight': settings.z_loss_weight}
   xent_BT, loss_sum = output.loss(theta, x_BTM, label_BT, factor_BT, **weights)
   xent, target_tokens = tf.reduce_sum(xent_BT * real_BT), tf.reduce_sum(real_BT)
+  routing = {name: r._replace(stats=_with_balance_loss(name, r.stats, totals)) for name, r in routing.items()}
   aux_loss, z_loss = gate_losses(routing, totals)
   all_tokens = tf.maximum(totals['target_tokens'] if totals else target_tokens, 1.0)
   parts = {'smoothed_cross_entropy': loss_sum / all_tokens}
@@ -113,14 +115,40 @@ def gate_losses(routing: Routings, totals: Totals | None = None) -> tuple[tf.Ten
   if not routing:
     return tf.zeros([]), tf.zeros([])
   aux_losses, z_losses = [], []
-  for name, routed in routing.items():
-    stack, stats = name.partition('/')[0], routed.stats
-    groups, tokens = stats.groups, stats.tokens
-    if totals:
-      groups, tokens = totals[f'{stack}_groups'], totals[f'{stack}_tokens']
-    aux_losses.append(stats.aux_loss / tf.maximum(groups, 1.0))
-    z_losses.append(stats.z_loss / tf.maximum(tokens, 1.0))
+  for name, (stats, _) in routing.items():
+    groups, tokens = _groups_and_tokens(name, stats, totals)
+    aux_losses.append(stats.aux_loss / groups)
+    z_losses.append(stats.z_loss / tokens)
   return tf.add_n(aux_losses), tf.add_n(z_losses)
+
+
+def _groups_and_tokens(name: str, stats: RoutingStats, totals: Totals | None) -> list[tf.Tensor]:
+  """Numbers of groups and of tokens of a whole batch at a layer, 1 at least."""
+  stack, counts = name.partition('/')[0], [stats.groups, stats.tokens]
+  if totals:
+    counts = [totals[f'{stack}_groups'], totals[f'{stack}_tokens']]
+  return [tf.maximum(count, 1.0) for count in counts]
+
+
+def _with_balance_loss(name: str, stats: RoutingStats, totals: Totals | None) -> RoutingStats:
+  """Statistics of a layer whose balance loss, if it is of a whole batch, is made from its sums over the batch.
+
+  E sum_e c_e m_e is linear in m, so it adds up over parts of a batch whose c, the shares of choices, are those of all.
+  """
+  if not stats.aux_loss.shape.rank:
+    return stats
+  gates_E, chosen_E = tf.split(stats.aux_loss, 2)
+  chosen_E = totals[f'{name}_chosen'] if totals else chosen_E
+  groups, tokens = _groups_and_tokens(name, stats, totals)
+  share_E = chosen_E / tf.maximum(tf.reduce_sum(chosen_E), 1.0)
+  num_experts = tf.cast(tf.size(share_E), tf.float32)
+  return stats._replace(aux_loss=groups * num_experts * tf.reduce_sum(gates_E * share_E) / tokens)
+
+
+def choices(routing: Routings) -> dict[str, tf.Tensor]:
+  """Totals that a run of a model alone tells: choices of every expert, for balance losses of a whole batch."""
+  losses = {name: stats.aux_loss for name, (stats, _) in routing.items()}
+  return {f'{name}_chosen': tf.split(loss, 2)[1] for name, loss in losses.items() if loss.shape.rank}
 
 
 def alignment_loss(attention_BTU: tf.Tensor, place_BT: tf.Tensor) -> tf.Tensor:

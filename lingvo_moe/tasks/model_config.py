@@ -127,6 +127,12 @@ class ModelConfig(BatchConfig):
     at_least=0,
     at_most=1,
   )
+  balance_over: str = field(
+    'group',
+    "Tokens of top2 and the top_k gates whose choices and gates the balance loss multiplies: each group's, as in "
+    "GShard, or those of all groups of a batch (arXiv 2501.11873), micro-batches' and devices' together.",
+    choices=('group', 'batch'),
+  )
   expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=EXPERTS)
   expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
   shared_experts: int = field(
@@ -383,7 +389,8 @@ class ModelConfig(BatchConfig):
       )
       fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
     gate.check(self.num_experts)
-    for name in ('groups_of_experts', 'chosen_groups', 'router_score', 'router_bias_update_rate'):
+    options = 'groups_of_experts', 'chosen_groups', 'router_score', 'router_bias_update_rate', 'balance_over'
+    for name in options:
       if getattr(self, name) != (off := getattr(ModelConfig, name)) and not hasattr(gate, name):
         able = ' or '.join(f'gate={gate_name!r}' for gate_name in gates.that_take(name))
         fields.refuse(self, name, f'{off!r} with gate={self.gate!r}', f'it is for {able}')

@@ -28,6 +28,7 @@ class TransformerConfig(ModelConfig):
   """Transformer: attention and stacks."""
 
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
+  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
   moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
   scan_layers: bool = changeable(
@@ -60,6 +61,8 @@ class TransformerConfig(ModelConfig):
     super()._check_combinations()
     if self.expert_bias and self.expert not in ACTIVATIONS:
       fields.refuse(self, 'expert_bias', f'False with expert={self.expert!r}', 'it is for feed-forward experts')
+    self.attention()  # refuses heads that do not divide
+    object.__setattr__(self, 'num_kv_heads', self.num_kv_heads % self.num_heads)  # as many: 0
 
   def attention(self, **values: Any) -> Attention:
     """Attention of every layer; `values` are fields of it."""

@@ -83,6 +83,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     if config[f'encoder_{name}'] != config[f'decoder_{name}']:
       raise ValueError(f'decoder_{name}={config[f"decoder_{name}"]} is not encoder_{name}={config[f"encoder_{name}"]}')
   return ours_of(config, _NAMES) | dict(
+    num_kv_heads=0,
     head_dim=config['d_model'] // config['encoder_attention_heads'],
     norm_epsilon=1e-5,
     embedding_scale=0.0 if config['scale_embedding'] else 1.0,

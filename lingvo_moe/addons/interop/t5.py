@@ -123,6 +123,7 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   layers = _layers(config)
   common = ours_of(config, _NAMES) | dict(
     decoder_layers=layers['decoder'],
+    num_kv_heads=0,
     norm='rms',
     bias=False,
     activation=activation,

@@ -226,20 +226,24 @@ def statistics(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor, real_GS: tf.Tensor) 
   )
 
 
-def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:
+def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor, over: str = 'group') -> tf.Tensor:
   """Balance loss E * sum_e c_e m_e of each group, summed: c_e is the share of choices, m_e the mean gate, of expert e.
 
   GShard, Algorithm 1, line 13 times E^2, so 1 at perfect balance whatever E is; with one choice that of Switch
   Transformers (equations 4 to 6). Both means are over the n real tokens; Lingvo divides by S, padding included, so this
   is (S / n)^2 times its loss. No gradient passes through c_e. A group of padding only has loss 0.
+
+  With `over='batch'`, c_e and m_e are to be of all groups of a batch together (Qiu et al., arXiv 2501.11873), and this
+  is [2 E]: the sums of m and of c over the real tokens, from which tasks/losses.py makes the loss.
   """
   num_experts, ranks = gates_GSE.shape[-1], expert_GSR.shape[-1]
-  size_G1 = tf.maximum(tf.reduce_sum(real_GS, axis=1), 1.0)[:, tf.newaxis]
-  m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
+  gates_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1)
   hots_GSE = [tf.one_hot(tf.where(real_GS > 0, expert_GSR[..., rank], -1), num_experts) for rank in range(ranks)]
-  chosen_GSE = sum(hots_GSE[1:], hots_GSE[0])
-  c_GE = tf.reduce_sum(chosen_GSE, axis=1) / (ranks * size_G1)
-  return tf.reduce_sum(num_experts * tf.reduce_sum(m_GE * tf.stop_gradient(c_GE), axis=-1))
+  chosen_GE = tf.stop_gradient(tf.reduce_sum(sum(hots_GSE[1:], hots_GSE[0]), axis=1))
+  if over == 'batch':
+    return tf.concat([tf.reduce_sum(gates_GE, axis=0), tf.reduce_sum(chosen_GE, axis=0)], axis=0)
+  size_G1 = tf.maximum(tf.reduce_sum(real_GS, axis=1), 1.0)[:, tf.newaxis]
+  return tf.reduce_sum(num_experts * tf.reduce_sum(gates_GE / size_G1 * (chosen_GE / (ranks * size_G1)), axis=-1))
 
 
 def margin(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:

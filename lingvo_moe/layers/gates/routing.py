@@ -12,7 +12,9 @@ from lingvo_moe.xla_sharding import shard
 class RoutingStats(NamedTuple):
   """Statistics of routing: float32 sums over all groups, scalars unless axes are given; they add up over batches."""
 
-  aux_loss: tf.Tensor  # the gate's balance loss of each group, summed; for top-2 1.0 a group at perfect balance
+  # The gate's balance loss of each group, summed; for top-2 1.0 a group at perfect balance. [2 E] if it is made from
+  # sums over a batch; see gate.balance_loss.
+  aux_loss: tf.Tensor
   groups: tf.Tensor  # groups that hold a token
   tokens: tf.Tensor  # tokens that are not padding
   # Choices of each rank without room; [1] where choices have no rank: tokens that visit no expert.

@@ -17,6 +17,8 @@ class Top2(gate.LinearGate):
   second_choice: str = 'random'  # taken in training with probability gate / second_choice_threshold; or 'always'
   second_choice_threshold: float = 0.5  # that of the paper: 2 * gate
 
+  balance_over: str = dataclasses.field(default='group', kw_only=True)
+
   least_experts = 2
 
   def experts_per_token(self, num_experts: int) -> float:
@@ -28,7 +30,12 @@ class Top2(gate.LinearGate):
       noise_GS = prng.uniform(keys_GS, sizes(keys_GS))
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     return top2_gating(
-      logits_GSE, paddings_GS, capacity=capacity, noise_GS=noise_GS, threshold=self.second_choice_threshold
+      logits_GSE,
+      paddings_GS,
+      capacity=capacity,
+      noise_GS=noise_GS,
+      threshold=self.second_choice_threshold,
+      balance_over=self.balance_over,
     )
 
 
@@ -39,6 +46,7 @@ def top2_gating(
   capacity: Size | None = None,
   noise_GS: tf.Tensor | None = None,
   threshold: float = 0.5,
+  balance_over: str = 'group',
 ) -> Routing:
   """Top-2 gating, GShard's Algorithm 1.
 
@@ -48,6 +56,7 @@ def top2_gating(
     noise_GS: uniform [0, 1); the second choice is kept where gate / threshold > noise. None keeps every one.
     threshold: gate from which on a second choice is always kept: 0.5 is the paper's 2 * gate, 1.0 keeps it with the
       probability of its gate; Lingvo's second_expert_threshold.
+    balance_over: 'group' or 'batch'; see gate.balance_loss.
 
   Returns:
     A Routing with R=2. A token's weights sum to 1 before drops and are not rescaled after.
@@ -77,7 +86,7 @@ def top2_gating(
     taken2_GS *= tf.cast(gate2_GS / threshold > noise_GS, tf.float32)
     margin_GS = tf.minimum(margin_GS, tf.abs(gate2_GS / threshold - noise_GS))
   # Line 13 counts first choices alone.
-  aux_loss = gate.balance_loss(gates_GSE, expert_GSR[..., :1], real_GS)
+  aux_loss = gate.balance_loss(gates_GSE, expert_GSR[..., :1], real_GS, balance_over)
   weight_GSR, taken_GSR = tf.stack([gate1_GS, gate2_GS], axis=-1), tf.stack([real_GS, taken2_GS], axis=-1)
   stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss)
   return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)

@@ -31,6 +31,7 @@ class TopK(gate.LinearGate):
   router_bias_update_rate: float = dataclasses.field(default=0.0, kw_only=True)  # u; 0: no bias
   groups_of_experts: int = dataclasses.field(default=0, kw_only=True)  # divides the experts; 0: choice among all
   chosen_groups: int = dataclasses.field(default=1, kw_only=True)  # of a token
+  balance_over: str = dataclasses.field(default='group', kw_only=True)
   normalised: ClassVar[bool] = True
 
   def check(self, num_experts: int) -> None:
@@ -80,12 +81,12 @@ class TopK(gate.LinearGate):
     if self.normalised:
       weight_GSR /= tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
     taken_GSR = tf.stack([real_GS] * self.choices, axis=-1)
-    if self.router_bias_update_rate:
+    if self.router_bias_update_rate and keys_GS is not None:
       weight_GSR = with_loads(weight_GSR, theta['gate_bias'], expert_GSR, taken_GSR)
     shares_GSE = scores_GSE
     if self.router_score != 'softmax':
       shares_GSE /= tf.reduce_sum(scores_GSE, axis=-1, keepdims=True)
-    aux_loss = gate.balance_loss(shares_GSE, expert_GSR, real_GS)
+    aux_loss = gate.balance_loss(shares_GSE, expert_GSR, real_GS, self.balance_over)
     stats = gate.statistics(logits_GSE, softmax_GSE, real_GS)._replace(aux_loss=aux_loss)
     return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)
 

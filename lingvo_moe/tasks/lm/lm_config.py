@@ -56,7 +56,6 @@ class LmConfig(TransformerConfig, LanguageConfig):
   """Language model of Transformer layers."""
 
   num_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
-  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
   rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
   logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
   output_experts: int = field(
@@ -70,7 +69,6 @@ class LmConfig(TransformerConfig, LanguageConfig):
   def _check_combinations(self) -> None:
     super()._check_combinations()
     self._check_stacks(num_layers=True)
-    self.attention()  # refuses heads that do not divide
 
   def model(self) -> LanguageModel:
     embedding = self.embedding(self.vocab_size or 8000)

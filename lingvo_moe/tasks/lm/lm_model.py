@@ -44,6 +44,10 @@ class LanguageModel(InputSettings, LossSettings):
     stack = losses.stack_totals('decoder', self.decoder.moe, batch['segments'])
     return {**stack, 'target_tokens': losses.count_tokens(_loss_mask(batch))}
 
+  def choices(self, theta: Theta, batch: Batch, key: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Totals of a batch that a run of the model alone tells; see losses.choices."""
+    return losses.choices(self._run(theta, batch, key)[1])
+
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:

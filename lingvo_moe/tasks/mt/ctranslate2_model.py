@@ -24,8 +24,8 @@ _POSITIONS = 2048  # in the table, at least: CTranslate2 refuses a search that g
 
 # Fields that make other layers than those which are written.
 _LAYERS = (
-  'positions norm norm_first norm_epsilon post_norm bias activation attention_scale embedding_scale logit_scale '
-  'logit_bias tied_output position_offset position_endpoint begin tag_sides'
+  'num_kv_heads positions norm norm_first norm_epsilon post_norm bias activation attention_scale embedding_scale '
+  'logit_scale logit_bias tied_output position_offset position_endpoint begin tag_sides'
 ).split()
 
 

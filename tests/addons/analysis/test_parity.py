@@ -59,6 +59,7 @@ MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, change
 LOSS_FREE = {'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'aux_loss_weight': 0.0}
 MODELS['loss-free'] = dataclasses.replace(MOE, gate='top_k', groups_of_experts=4, chosen_groups=2, **LOSS_FREE)
 MODELS['loss-free, scanned'] = dataclasses.replace(SCANNED, gate='top_k', **LOSS_FREE)
+MODELS['balanced over the batch'] = dataclasses.replace(SCANNED, balance_over='batch', aux_loss_weight=0.5)
 MODELS['recurrent'] = registry.get('lm.moe_lstm.Tiny')(vocab_size=60, max_new_tokens=8)
 MODELS['recurrent, flat, projected'] = dataclasses.replace(
   MODELS['recurrent'], gate='noisy_top_k', groups_of_experts=0, num_experts=4, lstm_dim=24, capacity_factor=2.0
@@ -140,6 +141,13 @@ def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
 )
 def test_biases_that_balance_experts_agree_with_one_device(model, mesh):
   assert_agree(model, mesh)
+
+
+@pytest.mark.parametrize(
+  'mesh', ['data:2,expert:2', *(pytest.param(m, marks=pytest.mark.slow) for m in ('', 'expert:4'))]
+)
+def test_a_balance_loss_over_the_batch_agrees_with_one_device(mesh):
+  assert_agree('balanced over the batch', mesh)
 
 
 @pytest.mark.slow

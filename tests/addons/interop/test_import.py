@@ -294,14 +294,29 @@ def test_a_model_that_a_public_class_holds_goes_out_and_comes_in_again(name, val
 
 
 @pytest.mark.parametrize(
-  ('values', 'message'),
+  ('name', 'values', 'message'),
   [
-    ({'norm': 'layer', 'relative_buckets': 16}, r'T5ForConditionalGeneration has others \(norm\): use --format=safe'),
-    ({'num_experts': 4, 'gate': 'switch', 'activation': 'geglu', 'expert': 'geglu'}, 'SwitchTransformers.* has others'),
+    (
+      'mt.t5.BaseTiny',
+      {'tag_target': False, 'norm': 'layer', 'relative_buckets': 16},
+      r'T5ForConditionalGeneration has others \(norm\): use --format=safe',
+    ),
+    (
+      'mt.t5.BaseTiny',
+      {'tag_target': False, 'num_experts': 4, 'gate': 'switch', 'activation': 'geglu', 'expert': 'geglu'},
+      'SwitchTransformers.* has others',
+    ),
+    ('mt.t5.BaseTiny', {'tag_target': False, 'num_kv_heads': 1}, r'T5For\w+ has others \(num_kv_heads\)'),
+    ('mt.opus.BaseTiny', {'tag_target': True, 'num_kv_heads': 1}, r'MarianMTModel has others \(num_kv_heads\)'),
+    (
+      'mt.nllb.MoE54BTiny',
+      {'tag_sides': 'both_source_last', 'num_kv_heads': 2},
+      r'NllbMoe\w+ has others \(num_kv_heads\)',
+    ),
   ],
 )
-def test_a_model_that_no_public_class_holds_is_refused_with_what_differs(values, message, tmp_path):
-  own_run('mt.t5.BaseTiny', tmp_path / 'run', tag_target=False, **values)
+def test_a_model_that_no_public_class_holds_is_refused_with_what_differs(name, values, message, tmp_path):
+  own_run(name, tmp_path / 'run', **values)
   with pytest.raises(UserError, match=message):
     export.export(export.Options(str(tmp_path / 'run'), out=str(tmp_path / 'out'), format='huggingface'))
   assert not (tmp_path / 'out').exists()

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.config import registry
+from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers.gates.top_k import Switch, TopK
@@ -77,11 +78,12 @@ def test_the_gradient_of_the_bias_is_the_load_and_no_other_gradient_changes():
   gate = TopK(2, router_score='sigmoid', router_bias_update_rate=0.1)
   x_GSM, weight = tf.constant(rng.normal(size=(2, 5, 4)), tf.float32), tf.constant(rng.normal(size=(4, 6)), tf.float32)
   bias, paddings = tf.zeros([6]), tf.constant([[0.0] * 5, [0.0, 0.0, 1.0, 1.0, 1.0]])
+  keys_GS = prng.bits(prng.key(0), [2, 5])
   with tf.GradientTape(persistent=True) as tape:
     tape.watch([weight, bias])
-    routing = gate({'gate': weight, 'gate_bias': bias}, x_GSM, paddings)
+    routing = gate({'gate': weight, 'gate_bias': bias}, x_GSM, paddings, keys_GS)
     loss = 7 * tf.reduce_sum(tf.square(routing.weight_GSR))
-    plain = dataclasses.replace(gate, router_bias_update_rate=0.0)({'gate': weight}, x_GSM, paddings)
+    plain = dataclasses.replace(gate, router_bias_update_rate=0.0)({'gate': weight}, x_GSM, paddings, keys_GS)
     plain_loss = 7 * tf.reduce_sum(tf.square(plain.weight_GSR))
   load_E = np.bincount(routing.expert_GSR.numpy()[paddings.numpy() == 0].ravel(), minlength=6)
   np.testing.assert_array_equal(tape.gradient(loss, bias), load_E)
