@@ -20,7 +20,7 @@ from lingvo_moe.corpora import packed, parallel, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.storage import files, json_files, new_folder
 from lingvo_moe.storage.claims import Claims
-from lingvo_moe.text.translator import Answers, Hypothesis
+from lingvo_moe.text.translator import Answers
 
 _RECORD = 'distillation.json'
 _SHARD_LINES = 1000
@@ -50,7 +50,8 @@ def distill(out: str, pairs: Sequence[Pair], settings: Mapping[str, Any], transl
       _make(out, pairs, unfinished, settings, translate)
     except OSError as e:
       what = f'{e.filename or unfinished} cannot be written ({e.strerror})'
-      raise UserError(f'{what}: make room, and the same command goes on') from None
+      if not os.path.exists(out):  # else another process has finished, and removed it
+        raise UserError(f'{what}: make room, and the same command goes on') from None
   files.rmtree(unfinished)
   return _record(out, settings)
 
@@ -85,8 +86,9 @@ def _make(out: str, pairs: Sequence[Pair], unfinished: str, settings: Mapping[st
     shards = lambda: _shards(pairs, unfinished)
     for pair, path, lines in claims.until_made(shards, lambda shard: f'{shard[1]}.claim', is_made):
       answers = translate(pair, lines, progress)
-      of_lines = [[] if i in answers.truncated else texts for i, texts in enumerate(map(_distinct, answers.hypotheses))]
-      files.write(path, json_files.dump({'texts': of_lines, 'too_long': len(answers.truncated)}))
+      best = [dict.fromkeys(h.text for h in of_line if not text.is_empty(h.text)) for of_line in answers.hypotheses]
+      texts = [[] if i in answers.truncated else list(of_line) for i, of_line in enumerate(best)]
+      files.write(path, json_files.dump({'texts': texts, 'too_long': len(answers.truncated)}))
       made[path] = len(lines)
     joining = os.path.join(unfinished, 'corpus.claim')
     for _ in claims.until_made(lambda: [out], lambda out: joining, os.path.exists):
@@ -105,10 +107,6 @@ def _read(path: str) -> dict[str, Any] | None:
   """Translations of a shard; None where they are not made, or damaged."""
   with contextlib.suppress(FileNotFoundError, UserError):
     return json_files.read(path, texts=_TEXTS, too_long=json_files.INTEGER)
-
-
-def _distinct(hypotheses: Sequence[Hypothesis]) -> list[str]:
-  return list(dict.fromkeys(h.text for h in hypotheses if not text.is_empty(h.text)))
 
 
 def _join(out: str, pairs: Sequence[Pair], unfinished: str, settings: Mapping[str, Any], renew: Callable) -> None:

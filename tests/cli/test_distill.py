@@ -2,10 +2,13 @@
 
 import io
 import os
+import random
 import shutil
 
 import forks
 import pytest
+import reversed_corpus
+import untrained_run
 from text_lines import write
 
 from lingvo_moe import translate
@@ -55,7 +58,7 @@ def test_the_target_side_is_what_translate_prints(teachers, tmp_path, teacher):
   again = distill(tmp_path, *words)
   assert again.returncode == 0 and again.stderr == 'out is finished already\n' and again.stdout == done.stdout
   other = distill(tmp_path, *words, '--length_norm_alpha=0.1')
-  assert other.returncode == 1 and 'out was made with --length_norm_alpha=None, now 0.1: give the options as' in other.stderr
+  assert other.returncode == 1 and 'out was made with --length_norm_alpha=None, now 0.1: give' in other.stderr
 
 
 def test_n_best_lines_are_the_distinct_translations_of_each_in_order_of_their_scores(teachers, tmp_path):
@@ -69,6 +72,21 @@ def test_n_best_lines_are_the_distinct_translations_of_each_in_order_of_their_sc
   both = zip(*(lines_of(tmp_path / f'out/de-en/train.{side}') for side in ('de', 'en')), strict=True)
   of_first = [(source, text) for source, text in both if not source.startswith('Hund ')]
   assert of_first == [(source, text) for source, _, text in expected]
+
+
+def test_each_pair_is_translated_into_its_own_language(tmp_path):
+  for pair in ('en-xx', 'en-yy'):
+    reversed_corpus.write_lines(tmp_path / 'corpus' / pair, 'train', reversed_corpus.draw(random.Random(0), 100))
+  sizes = {'source_vocab_size': 286, 'length_norm_alpha': 2.0}
+  run = untrained_run.begin(tmp_path, tmp_path / 'corpus', {1: 2.0}, pairs='', **sizes)
+  done = distill(tmp_path, 'log', 'out')
+  assert done.returncode == 0, done.stderr
+  sources = lines_of(tmp_path / 'corpus/en-xx/train.en')
+  texts = {target: printed(run.path, sources, target=target) for target in ('xx', 'yy')}
+  assert texts['xx'] != texts['yy']
+  for target, of_target in texts.items():
+    written = lines_of(tmp_path / f'out/en-{target}/train.{target}')
+    assert written == [text for text in of_target if text.strip()] and len(written) > 50
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_other_settings_or_lines_than_before_are_refused(corpus, finished):
   distill(corpus, Teacher()) if finished else interrupt(corpus, after=10)
   before = contents(corpus.parent)
   where = 'out' if finished else '.unfinished_out'
-  with pytest.raises(UserError, match=rf'/{where} was made with beam_size=4, now 2: give the options as before, or another'):
+  with pytest.raises(UserError, match=rf'/{where} was made with beam_size=4, now 2: give the options as'):
     distill(corpus, Teacher(), beam_size=2)
   assert contents(corpus.parent) == before
   write(corpus / 'de-en' / 'train.de', ['Ein Satz', *LINES[1:]])
