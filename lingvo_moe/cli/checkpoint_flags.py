@@ -18,7 +18,7 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.task import TaskConfig
 
 # Options that are fields of a configuration too.
-_DECODING = (
+DECODING = (
   *('beam_size', 'length_norm_alpha', 'repetition_penalty', 'no_repeat_ngram_size'),
   *('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens', 'mbr_samples'),
 )
@@ -90,7 +90,7 @@ class CheckpointOptions(OptionGroup):
       raise UserError(f'{self.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
     from lingvo_moe.addons.engine import exported_model
 
-    names = ('model', 'step', *_DECODING, *self.of_runs, 'ensemble')
+    names = ('model', 'step', *DECODING, *self.of_runs, 'ensemble')
     chosen = {name: getattr(self, name) for name in names if hasattr(self, name)}
     return exported_model.load(
       self.logdir, **{n: value for n, value in chosen.items() if value not in (getattr(type(self), n), [])}
@@ -98,7 +98,7 @@ class CheckpointOptions(OptionGroup):
 
   def load_config(self, run: RunDir, **overrides) -> TaskConfig:
     """The run's configuration with the options' values, and `overrides` that are not None, in place of its own."""
-    decoding = {name: getattr(self, name) for name in _DECODING}
+    decoding = {name: getattr(self, name) for name in DECODING}
     return run.load_config(self.model, **decoding, **overrides)
 
   def choose_step(self, run: RunDir) -> int:

@@ -42,6 +42,8 @@ class LoadedRun(TextModel):
     self.config = config
     self.step = step
     self.checkpoint = '; with '.join([run.checkpoints().describe(step), *map(str, members)])
+    steps = [(run, step), *((member.run, member.step) for member in members)]
+    self.fingerprint = ' '.join(run.checkpoints().fingerprint(step) for run, step in steps)
     self._task = task_of(config)
     _ = self._task.vocabs  # refuses what does not fit, before the weights are read
     self.max_length, self.continues_text = self._task.max_length, self._task.continues_text

@@ -10,9 +10,12 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from lingvo_moe.storage import files
 
+WAIT_SECONDS = 2.0  # between looks at what other processes make
 _RENEW_SECONDS = 20.0
 _STALE_SECONDS = 120.0
 
@@ -52,6 +55,29 @@ class Claims(contextlib.AbstractContextManager):
       self._others[path] = contents, time.monotonic()
       return False
     return time.monotonic() - since > _STALE_SECONDS
+
+  def free(
+    self, pieces: Iterable[Any], claim_of: Callable[[Any], str], is_made: Callable[[Any], bool]
+  ) -> Iterator[Any]:
+    """Yields pieces that are not made, and whose claims it could take; they are to be released."""
+    for piece in pieces:
+      if is_made(piece) or not self.take(claim_of(piece)):
+        continue
+      if is_made(piece):  # by another since
+        self.release(claim_of(piece))
+        continue
+      yield piece
+
+  def until_made(self, pieces: Callable[[], Iterable[Any]], claim_of, is_made) -> Iterator[Any]:
+    """Yields free pieces, each claimed while it is made, and waits until other processes have made the rest."""
+    while not all(map(is_made, pieces())):
+      is_idle = True
+      for piece in self.free(pieces(), claim_of, is_made):
+        yield piece
+        self.release(claim_of(piece))
+        is_idle = False
+      if is_idle:
+        time.sleep(WAIT_SECONDS)
 
   def renew(self) -> None:
     """Shows that this process still works on what it holds; call it often."""

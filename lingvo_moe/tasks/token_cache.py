@@ -37,13 +37,12 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.text import FilePart, parts
 from lingvo_moe.storage import content_hashes, json_files
 from lingvo_moe.storage import files as files_lib
-from lingvo_moe.storage.claims import Claims
+from lingvo_moe.storage.claims import WAIT_SECONDS, Claims
 from lingvo_moe.tasks.blocks import BlockArray, DamagedError, Writer
 
 _FORMAT = 4  # with 3, an entry was one shard, verified when it was opened
 _SHARD_BYTES = 128 << 20  # of text
 _ENTRY = re.compile(r'(.+)-[0-9a-f]{16}')  # name of a folder
-_WAIT_SECONDS = 2.0  # between looks at the shards that other processes make
 _META = {
   'shards': json_files.list_of(json_files.list_of(json_files.INTEGER)),  # file, begin, end, lines, ids of each
   'files': json_files.list_of(json_files.TEXT),
@@ -332,7 +331,7 @@ def _make(missing: Mapping[str, CacheEntry], quiet: bool) -> None:
         todo[tokenise] = [shard for shard in of_vocab if not shard.is_made()]
       if is_idle and any(todo.values()):
         bar.set_postfix_str(f'{sum(map(len, todo.values()))} shards are with other processes')
-        time.sleep(_WAIT_SECONDS)
+        time.sleep(WAIT_SECONDS)
   for folder, shards in plans.items():
     _list_shards(folder, missing[folder], shards)
 
@@ -352,12 +351,7 @@ def _make_free(
   claimed_shards: list[_Shard] = []
 
   def claimed() -> Iterator[FilePart]:
-    for shard in shards:
-      if shard.is_made() or not claims.take(shard.claim):
-        continue
-      if shard.is_made():  # by another since
-        claims.release(shard.claim)
-        continue
+    for shard in claims.free(shards, lambda shard: shard.claim, _Shard.is_made):
       claimed_shards.append(shard)
       yield shard.part
 

@@ -47,6 +47,7 @@ class TextModel(abc.ABC):
   model: str  # name of the model
   step: int  # of the checkpoint
   checkpoint: str  # the checkpoint in words
+  fingerprint: str  # hash of its weights, or of all that an export has
   beam_size: int  # W, the most hypotheses of an answer
   max_length: int  # tokens of a text that is read; of a longer one only the beginning is
   continues_text: bool  # whether an answer continues its text, as a language model's, and does not take its place
@@ -194,10 +195,7 @@ class TextModel(abc.ABC):
   # What the jobs translate and serve use.
 
   def answer(self, lines: Sequence[str], asked: Asked, progress: Advance = lambda count: None) -> Answers:
-    """Answers lines, which have no line breaks: hypotheses of each, and which lines were truncated.
-
-    `progress` is called with the number of lines that a model of translation has done since the last call.
-    """
+    """Answers lines, which have no line breaks; `progress`, of translation, gets the number done since the last."""
     translator = self.translator_for(asked.n_best, asked.request)
     if self.training_lines is None:
       return translator.translate_lines(lines, asked.target)

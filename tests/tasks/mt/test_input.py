@@ -702,7 +702,7 @@ def test_what_a_killed_process_claimed_is_taken_over(small):
 
 
 def test_builders_at_the_same_time_share_the_work(small, monkeypatch):
-  monkeypatch.setattr(token_cache, '_WAIT_SECONDS', 0.01)
+  monkeypatch.setattr(token_cache, 'WAIT_SECONDS', 0.01)
   monkeypatch.setattr(token_cache, '_SHARD_BYTES', 4)
   made, write = [], token_cache._Shard.write
   monkeypatch.setattr(token_cache._Shard, 'write', lambda self, stream: made.append(self.path) or write(self, stream))
