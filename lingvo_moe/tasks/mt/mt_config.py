@@ -16,6 +16,7 @@ from lingvo_moe.tasks.mt import batching, mixture
 from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.sentencepiece_vocab import EOS, SPECIAL, TaggedVocab
+from lingvo_moe.tasks.task_tags import TaskTags
 from lingvo_moe.text import language_tags
 from lingvo_moe.text.request import SEARCHES
 
@@ -88,6 +89,11 @@ class DataConfig(BatchConfig):
     "Where tags are: that of the target language before the source; both, each language's before its own side, where "
     "that of the target is given; or both with the source's behind its end.",
     choices=language_tags.SIDES,
+  )
+  gate_tasks: tuple[tuple[str, tuple[int, ...]], ...] = field(
+    (),
+    'Languages of the gate by_target, or pairs of by_pair, with the ids of their tags: those of the corpus when a run '
+    'begins.',
   )
   begin: str = field('bos', 'Symbol with which the decoder begins.', choices=('bos', 'eos'))
   corpora: str = field(
@@ -264,6 +270,19 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
     if self.alignment_layer > self.decoder_layers:
       fields.refuse(self, 'alignment_layer', f'at most decoder_layers={self.decoder_layers}')
 
+    if self.gate == 'by_pair' and self.num_experts and self.tag_target and not self.tags_both:
+      way_out = "a batch tells a pair by the tags of both its languages: set tag_sides = 'both', or gate = 'by_target'"
+      fields.refuse(self, 'gate', 'another than by_pair with tags of targets alone', way_out)
+
+  @property
+  def task_tags(self) -> TaskTags | None:
+    """Tags of the tasks of a gate by task; None: it has one task, or there is no such gate."""
+    tags = tuple(of_task for _, of_task in self.gate_tasks)
+    if not (self.num_experts and any(tags)):
+      return None
+    sides = ('src',) if not self.tags_both else ('src', 'tgt') if self.gate == 'by_pair' else ('tgt',)
+    return TaskTags(sides, tags)
+
   @property
   def longest_answer(self) -> int:
     """Most symbols of a translation with its end."""
@@ -282,5 +301,5 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   def model(self) -> EncoderDecoder:
     source = self.embedding(self.source_vocab_size)
     if self.shared_vocab:
-      return self.encoder_decoder(None, source, given=int(self.tags_both))
-    return self.encoder_decoder(source, self.embedding(self.target_vocab_size))
+      return self.encoder_decoder(None, source, given=int(self.tags_both), task_tags=self.task_tags)
+    return self.encoder_decoder(source, self.embedding(self.target_vocab_size), task_tags=self.task_tags)
