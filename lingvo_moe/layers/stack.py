@@ -43,6 +43,7 @@ class Stack(Branches):
   ffn: FeedForward  # feed-forward of the layers without experts
   moe: MoE | None = None  # feed-forward of the layers with experts; None: no layer has any
   moe_every: int = 2  # see above
+  joined: FeedForward | None = None  # feed-forward in the places of MoE layers where there are none; None: ffn
   remat: str = 'none'  # policy of remat.POLICIES
   causal: bool = False  # whether no position attends to a later one; with cross-attention none does in any case
   shared_relative: bool = False  # whether all layers have one table of relative position biases, as in T5
@@ -198,6 +199,7 @@ class Stack(Branches):
     return self.moe is not None and self.moe.gate.tasks > 0
 
   def _layer(self, number: int) -> Layer:
-    has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
+    in_place = self.moe_every and number % self.moe_every == self.moe_every - 1
+    ffn = (self.moe or self.joined or self.ffn) if in_place else self.ffn
     shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Branches)}
-    return Layer(self.attention, self.moe if has_experts else self.ffn, self.remat == 'attention', **shared)
+    return Layer(self.attention, ffn, self.remat == 'attention', **shared)

@@ -20,7 +20,7 @@ class TaskTags:
     is_task_BTJ = tf.constant([[[True]]])
     for side, tags in zip(self.sides, zip(*self.tags, strict=True), strict=True):
       tag_BT = _tag(batch, side, sorted(set(tags)), segments_BT)
-      is_task_BTJ &= tag_BT[..., tf.newaxis] == tf.constant(tags)
+      is_task_BTJ &= tf.expand_dims(tag_BT, 2) == tf.constant(tags)
     return tf.argmax(tf.cast(is_task_BTJ, tf.int32), axis=-1, output_type=tf.int32)
 
 
@@ -31,6 +31,7 @@ def _tag(batch, side: str, tags: list[int], segments_BT: tf.Tensor) -> tf.Tensor
   else:  # a search, of one sentence a row
     own_BU = tf.reduce_max(batch['src_segments'], axis=1, keepdims=True)
     ids_BU = batch.get(FIRST, tf.zeros_like(own_BU))
-  is_tag_BU = tf.reduce_any(ids_BU[..., tf.newaxis] == tf.constant(tags), axis=-1)
-  in_segment_BTU = segments_BT[..., tf.newaxis] == own_BU[:, tf.newaxis]
-  return tf.reduce_max(tf.where(in_segment_BTU & is_tag_BU[:, tf.newaxis], ids_BU[:, tf.newaxis], 0), axis=2)
+  is_tag_BU = tf.reduce_any(tf.expand_dims(ids_BU, 2) == tf.constant(tags), axis=2)
+  tag_B1U = tf.expand_dims(tf.where(is_tag_BU, ids_BU, 0), 1)
+  in_segment_BTU = tf.expand_dims(segments_BT, 2) == tf.expand_dims(own_BU, 1)
+  return tf.reduce_max(tf.where(in_segment_BTU, tag_B1U, 0), axis=2)

@@ -270,9 +270,10 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
     if self.alignment_layer > self.decoder_layers:
       fields.refuse(self, 'alignment_layer', f'at most decoder_layers={self.decoder_layers}')
 
-    if self.gate == 'by_pair' and self.num_experts and self.tag_target and not self.tags_both:
-      way_out = "a batch tells a pair by the tags of both its languages: set tag_sides = 'both', or gate = 'by_target'"
-      fields.refuse(self, 'gate', 'another than by_pair with tags of targets alone', way_out)
+    tasks = self.moe_gate.tasks if self.num_experts and self.tag_target else 0
+    if tasks and self.tags_both != (self.gate == 'by_pair'):
+      way_out = "by_target reads the tags of tag_sides='source', by_pair those of 'both' and 'both_source_last'"
+      fields.refuse(self, 'gate', f'another with tag_sides={self.tag_sides!r}', way_out)
 
   @property
   def task_tags(self) -> TaskTags | None:
@@ -280,8 +281,13 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
     tags = tuple(of_task for _, of_task in self.gate_tasks)
     if not (self.num_experts and any(tags)):
       return None
-    sides = ('src',) if not self.tags_both else ('src', 'tgt') if self.gate == 'by_pair' else ('tgt',)
-    return TaskTags(sides, tags)
+    return TaskTags(('src', 'tgt') if self.tags_both else ('src',), tags)
+
+  def tag_ids(self, vocab: TaggedVocab) -> dict[str, int]:
+    """Ids of tags by language, if sentences have tags: of those that a gate by task was trained with, if it is one."""
+    ids = {language: vocab.tag_id(language) for language in vocab.tags()} if self.tag_target else {}
+    trained = {i for _, tags in self.gate_tasks for i in tags}
+    return {language: i for language, i in ids.items() if not trained or i in trained}
 
   @property
   def longest_answer(self) -> int:
