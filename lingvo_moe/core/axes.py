@@ -18,7 +18,7 @@ AXES = {
   'K': 'features of a head',
   'Q': 'query heads that share a key/value head, where there are several (grouped-query attention)',
   'V': 'symbols of a vocabulary',
-  'P': 'language pairs of an evaluation',
+  'P': 'language pairs of an evaluation, or tasks of a gate',
   'L': 'layers of a scanned stack',
   'D': 'devices; of a pipeline, parts of a micro-batch along mesh axis data',
   'A': 'stages of a pipeline',

@@ -87,7 +87,12 @@ class MoE:
     return {**self.gate.weights(self.model_dim, self.num_experts), **self.experts.weights(), **shared}
 
   def __call__(
-    self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None = None
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    paddings_BT: tf.Tensor,
+    key: tf.Tensor | None = None,
+    tasks_BT: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, Routing]:
     """Sends each token to its experts and sums their outputs, weighted by the gate.
 
@@ -95,6 +100,7 @@ class MoE:
       x_BTM: tokens.
       paddings_BT: 1.0 at padding, which is sent to no expert.
       key: random key in training, for the gate and for dropout; None at inference.
+      tasks_BT: number of each token's task, for a gate by task; None: all have the first.
 
     Returns:
       ([B, T, M] of x's type; the Routing). Where a token is padding or found no room, there are zeros, or the output of
@@ -108,7 +114,11 @@ class MoE:
     shape_BT, shape_GS = [rows, length], [groups, rows // groups * length]
     x_GSM = shard(tf.reshape(x_BTM, [*shape_GS, model_dim]), 'GSM')
     with tf.name_scope('gating'):
-      routing = self._route(theta, x_GSM, tf.reshape(paddings_BT, shape_GS), shape_BT, key)
+      seen_GSM = x_GSM
+      if self.gate.tasks:
+        tasks_BT = tf.zeros(shape_BT, tf.int32) if tasks_BT is None else tasks_BT
+        seen_GSM = shard(tf.one_hot(tf.reshape(tasks_BT, shape_GS), self.gate.tasks), 'GSP')
+      routing = self._route(theta, seen_GSM, tf.reshape(paddings_BT, shape_GS), shape_BT, key)
     dropout_keys_GS = None
     if self.expert_dropout and key is not None:
       dropout_keys_GS = tf.reshape(prng.bits(prng.fold(key, 'experts'), shape_BT), shape_GS)

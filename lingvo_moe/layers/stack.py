@@ -12,6 +12,7 @@ from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.attention import Attention, Now, causal_mask, segment_mask
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gates import by_task
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.transformer import Branches, Layer, LayerCache, Rows
@@ -42,6 +43,7 @@ class Stack(Branches):
   ffn: FeedForward  # feed-forward of the layers without experts
   moe: MoE | None = None  # feed-forward of the layers with experts; None: no layer has any
   moe_every: int = 2  # see above
+  joined: FeedForward | None = None  # feed-forward in the places of MoE layers where there are none; None: ffn
   remat: str = 'none'  # policy of remat.POLICIES
   causal: bool = False  # whether no position attends to a later one; with cross-attention none does in any case
   shared_relative: bool = False  # whether all layers have one table of relative position biases, as in T5
@@ -94,7 +96,8 @@ class Stack(Branches):
     """Runs the stack over whole rows.
 
     Decoders attend causally, and to the encoder output `memory_BUM` of the same segment. A segment is the sentence of
-    the row that a position belongs to; 0 is padding. The random key is None at inference. The layer of number
+    the row that a position belongs to; 0 is padding. For a gate by task it also holds its task's number; see
+    by_task.with_tasks. The random key is None at inference. The layer of number
     `aligned_layer` also returns the weights of its attention to the encoder output; see Attention.attend.
     """
     mask_BTT, memory_mask_BTU = segment_mask(segments_BT, segments_BT), None
@@ -102,7 +105,8 @@ class Stack(Branches):
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
     if self.cross_attention:
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
-    rows = Rows(mask_BTT, tf.cast(segments_BT == 0, tf.float32), memory_mask_BTU, key)
+    tasks_BT = by_task.tasks_of(segments_BT) if self._reads_tasks else None
+    rows = Rows(mask_BTT, tf.cast(segments_BT == 0, tf.float32), memory_mask_BTU, key, tasks_BT=tasks_BT)
     return self._run(theta, x_BTM, memory_BUM, rows, aligned_layer=aligned_layer)
 
   def extend(
@@ -115,7 +119,8 @@ class Stack(Branches):
     Args:
       x_BWM: embedded last symbol of each hypothesis.
       now: positions to write, positions of each hypothesis, and which of them there are; see Attention.extend.
-      memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding; None: no cross-attention.
+      memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding, as in `__call__`; None: no
+        cross-attention.
       cache: from `init_cache`, `empty_cache` or the step before.
 
     Returns:
@@ -128,7 +133,11 @@ class Stack(Branches):
       memory_mask_B1U = tf.expand_dims(memory_segments_BU > 0, 1)
       empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
     empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
-    rows = Rows(now.mask_BWU, tf.cast(empty_BW, tf.float32), memory_mask_B1U, now=now)
+    tasks_BW = None
+    if self._reads_tasks:
+      tasks_B1 = by_task.tasks_of(tf.reduce_max(memory_segments_BU, axis=1, keepdims=True))
+      tasks_BW = tf.broadcast_to(tasks_B1, sizes(x_BWM)[:2])
+    rows = Rows(now.mask_BWU, tf.cast(empty_BW, tf.float32), memory_mask_B1U, now=now, tasks_BT=tasks_BW)
     output = self._run(theta, x_BWM, None, rows, cache)
     return output.x_BTM, output.cache
 
@@ -185,7 +194,12 @@ class Stack(Branches):
     keep = self.attention.keep_positions
     return {name: {**layer, 'self': keep(layer['self'], positions_BU)} for name, layer in cache.items()}
 
+  @property
+  def _reads_tasks(self) -> bool:
+    return self.moe is not None and self.moe.gate.tasks > 0
+
   def _layer(self, number: int) -> Layer:
-    has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
+    in_place = self.moe_every and number % self.moe_every == self.moe_every - 1
+    ffn = (self.moe or self.joined or self.ffn) if in_place else self.ffn
     shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Branches)}
-    return Layer(self.attention, self.moe if has_experts else self.ffn, self.remat == 'attention', **shared)
+    return Layer(self.attention, ffn, self.remat == 'attention', **shared)

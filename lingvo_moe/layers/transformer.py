@@ -28,6 +28,7 @@ class Rows(NamedTuple):
   memory_mask_BTU: tf.Tensor | None = None  # where a position may attend to the encoder output
   key: tf.Tensor | None = None  # random key, or one for each row, in training; None at inference
   now: Now | None = None  # a step's place in the cache, in decoding
+  tasks_BT: tf.Tensor | None = None  # numbers of tasks, for a gate that reads them
 
 
 class LayerOutput(NamedTuple):
@@ -141,7 +142,7 @@ class Layer(Branches):
         x_BTM = ops.beside_experts(x_BTM)
       h_BTM = self._input(branch_theta, x_BTM)
       if self.is_moe:
-        y_BTM, routing = self.ffn(branch_theta, h_BTM, rows.paddings_BT, prng.fold(key, 'gate'))
+        y_BTM, routing = self.ffn(branch_theta, h_BTM, rows.paddings_BT, prng.fold(key, 'gate'), rows.tasks_BT)
         routed = routing.routed
       else:
         y_BTM = self.ffn(branch_theta, h_BTM, prng.fold(key, 'ffn'))

@@ -8,7 +8,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.storage.log_directory import LogDirectory
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import TaskConfig, task_of
 from lingvo_moe.text import markdown
 
 _CARD = """---
@@ -23,9 +23,9 @@ language: {languages}
 """
 
 
-def write(folder: str, run: RunDir, step: int) -> None:
-  """Writes README.md; its paths are names alone, as others lack the folders around them."""
-  record, (model, config) = LogDirectory.read(run.path), run.load()
+def write(folder: str, run: RunDir, step: int, config: TaskConfig) -> None:
+  """Writes README.md for a configuration as it is exported; paths are names alone, as others lack the folders."""
+  record, model = LogDirectory.read(run.path), run.load()[0]
   values, examples = record.values, (record.environments or [{}])[-1].get('examples') or {}
   tokens = max((log_directory.tokens_so_far(x) for x in record.train_log() if x.get('step', 0) <= step), default=0)
   facts = {

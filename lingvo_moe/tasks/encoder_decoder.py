@@ -10,10 +10,12 @@ from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding, InputSettings, embed
+from lingvo_moe.layers.gates import by_task
 from lingvo_moe.layers.stack import Stack, StackCache
 from lingvo_moe.tasks import losses
 from lingvo_moe.tasks.batches import ALIGNED
 from lingvo_moe.tasks.losses import Batch, LossSettings, Routings, Totals
+from lingvo_moe.tasks.task_tags import TaskTags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,8 @@ class EncoderDecoder(InputSettings, LossSettings):
   With `source_embedding` None the encoder shares the target embedding; without `output_embedding` the output softmax
   shares it too. `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none. The
   first `given` symbols of a target are not scored. The attention of `alignment_layer`, counted from 1 (0: the middle
-  one), aligns tokens; `guided_weight` is of the loss that draws it to the alignments of a batch.
+  one), aligns tokens; `guided_weight` is of the loss that draws it to the alignments of a batch. `task_tags` are for a
+  gate by task.
   """
 
   encoder: Stack
@@ -35,6 +38,7 @@ class EncoderDecoder(InputSettings, LossSettings):
   given: int = 0
   alignment_layer: int = 0
   guided_weight: float = 0.0
+  task_tags: TaskTags | None = None
   subset: str = dataclasses.field(default='pair', kw_only=True)
 
   def weights(self) -> Specs:
@@ -116,8 +120,15 @@ class EncoderDecoder(InputSettings, LossSettings):
     with tf.name_scope('encoder'):
       positions_BT = batch['src_positions'] if self.sinusoidal else None
       x_BTM = embed(self, getattr(self, name), theta[name], batch['src_ids'], positions_BT, key)
-      x_BTM, routed, *_ = self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
+      x_BTM, routed, *_ = self.encoder(theta['encoder'], x_BTM, self.segments(batch, 'src'), key=key)
     return x_BTM, routed
+
+  def segments(self, batch: Batch, side: str) -> tf.Tensor:
+    """Segments of a side, 'src' or 'tgt', int32 [B, T], as stacks take them: with numbers of tasks, if it has any."""
+    segments_BT = batch[f'{side}_segments']
+    if not self.task_tags:
+      return segments_BT
+    return by_task.with_tasks(segments_BT, self.task_tags.numbers(batch, segments_BT))
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder for `num_positions` flat positions (steps x hypotheses)."""
@@ -126,7 +137,10 @@ class EncoderDecoder(InputSettings, LossSettings):
   def decode_step(
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, src_segments_BU: tf.Tensor, cache: StackCache
   ) -> tuple[tf.Tensor, StackCache]:
-    """Decoding step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
+    """Decoding step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search.
+
+    src_segments_BU are from `segments`.
+    """
     with tf.name_scope('decoder'):
       positions_11 = tf.reshape(now.time, [1, 1]) if self.sinusoidal else None
       x_BWM = embed(self, self.target_embedding, theta['target_embedding'], ids_BW, positions_11)
@@ -146,7 +160,7 @@ class EncoderDecoder(InputSettings, LossSettings):
       positions_BT = batch['tgt_positions'] if self.sinusoidal else None
       x_BTM = embed(self, self.target_embedding, theta['target_embedding'], batch['tgt_inputs'], positions_BT, key)
       layer = (self.alignment_layer or -(-self.decoder.num_layers // 2)) - 1 if aligned else None
-      segments = batch['tgt_segments'], memory_BUM, batch['src_segments']
+      segments = self.segments(batch, 'tgt'), memory_BUM, self.segments(batch, 'src')
       x_BTM, decoder_routed, _, weights_BnTU = self.decoder(theta['decoder'], x_BTM, *segments, key, layer)
       attention_BTU = None
       if aligned:

@@ -6,6 +6,7 @@ from typing import Any
 from lingvo_moe.config import fields
 from lingvo_moe.config.fields import field
 from lingvo_moe.layers.embedding import Embedding, Sinusoids
+from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.transformer_config import TransformerConfig
@@ -18,6 +19,11 @@ class EncoderDecoderConfig(TransformerConfig):
   encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
   decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
   experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
+  joined_experts: int = field(
+    0,
+    'Experts that lingvo-moe export --keep_languages made one dense layer of, in the place of each MoE layer; 0: none.',
+    at_least=0,
+  )
   positions: str = field(
     'sinusoidal',
     'Positions: sinusoids that are added to embeddings, or relative biases of self-attention (T5).',
@@ -40,6 +46,8 @@ class EncoderDecoderConfig(TransformerConfig):
     self._check_stacks(encoder_layers=self.experts_in != 'decoder', decoder_layers=self.experts_in != 'encoder')
     if self.shared_relative and self.scan_layers:
       fields.refuse(self, 'shared_relative', 'False with scan_layers', 'a loop has the weights of each layer by itself')
+    if self.joined_experts and (self.num_experts or self.scan_layers):
+      fields.refuse(self, 'joined_experts', '0 with num_experts or scan_layers')
     for is_decoder in (False, True):
       self._relative(is_decoder)  # refuses a distance that is too short
 
@@ -51,6 +59,7 @@ class EncoderDecoderConfig(TransformerConfig):
       self.attention(relative=self._relative(is_decoder)),
       moe if self.experts_in in ('both', name) else None,
       cross_attention=is_decoder,
+      joined=self._joined() if self.experts_in in ('both', name) else None,
     )
     return self.make(
       EncoderDecoder,
@@ -63,6 +72,12 @@ class EncoderDecoderConfig(TransformerConfig):
       sinusoids=Sinusoids(self.position_offset, self.position_endpoint),
       **values,
     )
+
+  def _joined(self) -> FeedForward | None:
+    if not self.joined_experts:
+      return None
+    hidden_dim = self.joined_experts * (self.expert_dim or self.ff_dim)
+    return FeedForward(self.model_dim, hidden_dim, activation=self.expert, bias=self.expert_bias)
 
   def _relative(self, is_decoder: bool) -> RelativePositions | None:
     if self.positions != 'relative':

@@ -77,7 +77,8 @@ def search(
     rows = sizes(batch['src_ids'])[0]
     memory_BUM, _ = model.encode(theta, batch)
     cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, width))
-    step = lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache)
+    segments_BU = model.segments(batch, 'src')
+    step = lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, segments_BU, cache)
     shared = {
       'max_steps': max_steps,
       'max_lengths_B': limits_of(batch),

@@ -108,7 +108,9 @@ class ModelConfig(BatchConfig):
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
   gate: str = field('top2', 'Gate, which chooses the experts of each token; see docs/gates.md.', choices=gates.GATES)
   choices: int = field(
-    2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
+    2,
+    'k of the gates top_k, top_k_unnormalised, noisy_top_k, hierarchical (of each level), by_target and by_pair.',
+    at_least=1,
   )
   groups_of_experts: int = field(
     0,
@@ -388,6 +390,11 @@ class ModelConfig(BatchConfig):
         "generates: experts in an encoder alone, or gate='top2'"
       )
       fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
+    if gate.tasks and not hasattr(self, 'gate_tasks'):
+      fields.refuse(self, 'gate', 'one that reads tokens', 'by_target and by_pair are for models of translation')
+    if gate.tasks and self.capacity_factor not in ('auto', None):
+      way_out = 'the tokens of a sentence all queue for the same experts: leave it out'
+      fields.refuse(self, 'capacity_factor', f"'auto' or None with gate={self.gate!r}", way_out)
     gate.check(self.num_experts)
     options = 'groups_of_experts', 'chosen_groups', 'router_score', 'router_bias_update_rate', 'balance_over'
     for name in options:

@@ -86,6 +86,13 @@ def choose_target(
   return (source, requested) if both else requested
 
 
+def check_pair(languages: Languages, pairs: Collection[Sequence[str]]) -> Languages:
+  """The languages of a request, if they are one of these pairs or there are none; else a UserError."""
+  if pairs and languages and list(languages) not in map(list, pairs):
+    raise UserError(f'this model translates {", ".join(map("-".join, pairs))}; saw {"-".join(languages)}')
+  return languages
+
+
 def check_known(role: str, code: str | None, known: Collection[str]) -> None:
   """Raises UserError where a language is asked that a model does not have; nothing where none is known."""
   if code is not None and known and code not in known:

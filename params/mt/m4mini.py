@@ -216,6 +216,19 @@ class FromEnglishXsMoE32E(FromEnglishXsDense):
 
 
 @registry.register
+class FromEnglishXsByLanguage(FromEnglishXsMoE32E):
+  """Out of English, size XS, 32 experts of which a language uses two: 5.81M weights, 1.62M used by a token.
+
+  Counts are without the gate's rows of all but one language, 128 weights each.
+
+  Result:  not yet run
+  """
+
+  gate: str = 'by_target'
+  capacity_factor: float | None = None
+
+
+@registry.register
 class FromEnglishXsMoE128E(FromEnglishXsDense):
   """Out of English, size XS, 128 experts in every other layer: 18.4M weights, 1.65M used by a token.
 

@@ -53,7 +53,8 @@ class TranslationModel(ExportedModel):
 
   def choose_target(self, requested: str | None, source: str | None = None) -> language_tags.Languages:
     tags = sorted(self.settings['tags']) if self.settings['tagged'] else None
-    return language_tags.choose_target(tags, requested, source, both=self.tag_sides != 'source')
+    languages = language_tags.choose_target(tags, requested, source, both=self.tag_sides != 'source')
+    return language_tags.check_pair(languages, self.settings['gate_pairs'])
 
   def pairs(self) -> list[tuple[str, str]]:
     return [tuple(pair) for pair in self.settings['pairs']]

@@ -78,6 +78,7 @@ _OF_TASK = {
     'tags': by_name(between(INTEGER, 0, _MOST)),
     'tagged': BOOLEAN,
     'pairs': list_of(_PAIR),
+    'gate_pairs': list_of(_PAIR),
     'tag_sides': one_of(*SIDES),
     'begin': between(INTEGER, 0, _MOST),
   },
@@ -90,7 +91,7 @@ _FILES = {
 _LIMITS = {'length_norm_k': 5.0, **dict(zip(repetition.FIELDS, repetition.OFF))}
 _DEFAULTS = {
   'language': _LIMITS,
-  'translation': {**SEARCH, **_LIMITS, 'tag_sides': 'source', 'begin': BOS},
+  'translation': {**SEARCH, **_LIMITS, 'tag_sides': 'source', 'begin': BOS, 'gate_pairs': []},
 }
 _WAY_OUT = 'export the run again with lingvo-moe export RUN OUT --format=litert'
 

@@ -18,9 +18,12 @@ _TOKENS = 256
 
 
 def encode(encoder: StagedGraph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-  """What the decoder reads of sources: keys and values by name, [B, N, U, K], and `segments` [B, U]."""
+  """What the decoder reads of sources: keys and values by name, [B, N, U, K], and `segments` [B, U].
+
+  An encoder whose decoder has a gate by task gives segments of its own.
+  """
   ids_BT = padded(sources)
-  return {**run_on_ids(encoder, ids_BT), 'segments': (ids_BT != PAD).astype(np.int32)}
+  return {'segments': (ids_BT != PAD).astype(np.int32), **run_on_ids(encoder, ids_BT)}
 
 
 def run_on_ids(graph: StagedGraph, ids_BT: np.ndarray) -> dict[str, np.ndarray]:

@@ -56,13 +56,14 @@ def check(folder: str, decoder: StagedGraph, other: StagedGraph, width: int, sym
   new = {n.replace('cache_', 'new_', 1): shape for n, shape in decoder.shapes.items() if n.startswith('cache_')}
   output_shapes = decoder.output_shapes
   results = {name: shape for name, shape in output_shapes.items() if name.startswith('new_')}
+  given = {name: shape for name, shape in other.output_shapes.items() if name != 'segments'}  # see search.encode
   wrong = {
     'its inputs are others': not {'ids', 'live', 'mask'} <= {*decoder.shapes} or not new,
     'its results are others': not {'best', 'symbols', 'log_z', 'logits'} <= {*output_shapes}
     or not _alike(new, results),
     f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
     f'it has no {symbols} symbols': math.prod(output_shapes.get('logits', ())[2:]) != symbols,
-    'the graph beside it gives other arrays': not _alike(memory or new, other.output_shapes) or other.inputs != ['ids'],
+    'the graph beside it gives other arrays': not _alike(memory or new, given) or other.inputs != ['ids'],
   }
   for problem, is_so in wrong.items():
     if is_so:

@@ -1,4 +1,4 @@
-"""lingvo-moe export RUN OUT [--format=saved_model] [--languages=de,fr --keep_experts=0.5]
+"""lingvo-moe export RUN OUT [--format=saved_model] [--languages=de,fr --keep_experts=0.5] [--keep_languages=de]
 
 Exports a run to a folder OUT that works without this package. RUN is a log directory. The checkpoint with the lowest
 dev loss is used, and printed; --step=N and --checkpoint=last select another one.
@@ -13,7 +13,9 @@ dev loss is used, and printed; --step=N and --checkpoint=last select another one
   --format=safetensors   the weights by the names that they have here
 
 --keep_experts removes the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints
-BLEU before and after. --stablehlo_rows=8 adds encoder and decoding step for 8 sentences as StableHLO, for JAX alone.
+BLEU before and after. --keep_languages takes what these languages use out of a model with gate=by_target or by_pair;
+one language's is a small dense model with the same translations. --stablehlo_rows=8 adds encoder and decoding step for
+8 sentences as StableHLO, for JAX alone.
 docs/export.md shows how to use each.
 """
 
@@ -55,6 +57,9 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   format: str = flag('saved_model', 'Form of the model.', one_of=FORMATS)
   weights: str | None = flag(None, 'With --format=litert: type of the matrices; default: int8.', one_of=WEIGHTS)
   languages: Sequence[str] = flag((), 'With --keep_experts: languages whose most used experts are kept; default: all.')
+  keep_languages: Sequence[str] = flag(
+    (), 'With gate=by_target or by_pair: languages whose experts alone are kept; those of one become dense layers.'
+  )
   keep_experts: float | None = flag(None, 'Share of the experts of each MoE layer that is kept; default: all.')
   data_dir: str | None = flag(None, "With --keep_experts: folder of the corpus; default: the run's.")
   split: str = flag('test', 'With --keep_experts: held-out set whose BLEU is printed before and after.')
@@ -75,6 +80,11 @@ class Options(checkpoint_flags.BestCheckpointOptions):
       raise UserError(
         '--data_dir, --split and --max_sentences say on what text experts are chosen: add --keep_experts, such as '
         '--keep_experts=0.5, or leave them out'
+      )
+    if self.keep_languages and (self.keep_experts is not None or self.format not in ('saved_model', 'litert')):
+      raise UserError(
+        '--keep_languages is for --format=saved_model and --format=litert, without --keep_experts; saw '
+        f'--format={self.format}: leave one of them out'
       )
     if self.keep_experts is not None and self.format in WEIGHTS_ALONE:
       raise UserError(f'--keep_experts is not for --format={self.format}: leave one of them out')
@@ -108,11 +118,13 @@ def export(options: Options) -> None:
   model = ModelToExport(dataclasses.replace(config, scan_layers=False, lora_rank=0), step, weights)
   if options.keep_experts is not None:
     model = _prune(model, options)
+  if options.keep_languages:
+    model = _of_languages(model, options.keep_languages)
   from lingvo_moe.run import model_card
 
   with new_folder.writing(options.out) as folder:
     _save(folder, run, model, options)
-    model_card.write(folder, run, step)
+    model_card.write(folder, run, step, model.config)
   size = sum(path.stat().st_size for path in pathlib.Path(options.out).rglob('*') if path.is_file())
   print(f'{options.out}: {options.format} of {run.load()[0]}, {size / 1e6:.1f} MB')
 
@@ -152,7 +164,12 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
     from lingvo_moe.tasks.mt import ctranslate2_model
 
     ctranslate2_model.require(config)
-  if options.format == 'litert':
+  if options.keep_languages and not (config.num_experts and config.moe_gate.tasks):
+    raise UserError(
+      '--keep_languages is for a model with gate=by_target or by_pair, by whose languages experts are known; saw '
+      f'gate={config.gate!r} with num_experts={config.num_experts}: use --keep_experts and --languages'
+    )
+  if options.format == 'litert' and not options.keep_languages:
     task_of(config).engine_parts()
   if options.stablehlo_rows:
     from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
@@ -182,6 +199,7 @@ def _save(folder: str, run: RunDir, model: ModelToExport, options: Options) -> N
   about = {'model': run.load()[0], 'step': model.step}
   fields = 'beam_size', 'length_norm_alpha', 'max_length', 'num_experts'
   about |= {name: getattr(model.config, name) for name in fields}
+  about |= {'languages': [name for name, _ in model.config.gate_tasks]} if model.config.gate_tasks else {}
   saved_model.save(folder, task.text_function(), model.weights, about)
   if options.stablehlo_rows:
     from lingvo_moe.runtime import stablehlo
@@ -221,6 +239,34 @@ def _prune(model: ModelToExport, options: Options) -> ModelToExport:
   for name, bleu in before.items():
     print(f'{name:{width}}  {bleu:5.1f} -> {after[name]:5.1f}')
   return pruned
+
+
+def _of_languages(model: ModelToExport, languages: Sequence[str]) -> ModelToExport:
+  """The model without the experts that other languages use; prints which are kept. One language's is dense."""
+  from lingvo_moe.core import weights as weights_lib
+  from lingvo_moe.layers.ffn import ACTIVATIONS
+  from lingvo_moe.run import pruning
+
+  config, specs = model.config, model.config.program().weight_specs
+  tasks = pruning.choose_tasks([name for name, _ in config.gate_tasks], config.gate == 'by_pair', languages)
+  choices = pruning.choices_of_tasks(model.weights, config.moe_gate, tasks)
+  of_tasks = {'gate_tasks': tuple(config.gate_tasks[i] for i in tasks), 'scan_layers': False}
+  if len(tasks) == 1 and config.expert in ACTIVATIONS:
+    count = config.choices + config.shared_experts
+    smaller = dataclasses.replace(config, num_experts=0, joined_experts=count, **of_tasks)
+    weights = pruning.joined(model.weights, choices, config.expert_output_scale)
+  else:
+    kept = pruning.experts_of_tasks(choices, config.num_experts)
+    count = len(next(iter(kept.values())).experts)
+    smaller = dataclasses.replace(config, num_experts=count, **of_tasks)
+    weights = pruning.without_others(model.weights, specs, kept)
+    weights = {name: w[tasks] if name.endswith('/moe/gate') else w for name, w in weights.items()}
+  for layer, of_layer in choices.items():
+    experts = ', '.join(map(str, sorted({*of_layer.experts_PR.flat})))
+    print(f'{layer}: experts {experts} of {config.num_experts}')
+  counts = [weights_lib.count(of_model.program().model_specs) for of_model in (config, smaller)]
+  print(f'{", ".join(name for name, _ in smaller.gate_tasks)}: {counts[1]:,} of {counts[0]:,} weights')
+  return ModelToExport(smaller, model.step, weights)
 
 
 def _bleu(config: TaskConfig, runtime: LocalRuntime, options: Options, label: str) -> dict[str, float]:

@@ -21,6 +21,7 @@ class Gate(abc.ABC):
 
   experts_choose: bool = False  # whether experts choose tokens, by all tokens of a group, later ones too
   joint_loss: bool = False  # whether its balance loss is of all groups together, not a sum over groups
+  tasks: int = 0  # number of tasks, of which it reads a one-hot in place of a token; 0: it reads tokens
   # Fewest experts to choose among, so that others may be pruned; None: it needs all those of its training.
   least_experts: int | None = None
 
@@ -41,8 +42,8 @@ class Gate(abc.ABC):
   def experts_per_token(self, num_experts: int) -> float:
     """Experts that a token visits; a mean where it varies."""
 
-  def auto_capacity_factor(self, num_experts: int) -> float:
-    """The capacity factor for 'auto': GShard's 2 or, where a token has more choices, as many."""
+  def auto_capacity_factor(self, num_experts: int) -> float | None:
+    """The capacity factor for 'auto': GShard's 2 or, where a token has more choices, as many. None: dropless alone."""
     return max(2.0, float(self.experts_per_token(num_experts)))
 
   def capacity(self, group_size: Size | tf.Tensor, num_experts: int, factor: float) -> Size:
@@ -65,7 +66,7 @@ class Gate(abc.ABC):
     """Chooses experts for each token.
 
     Args:
-      x_GSM: tokens, in the type in which logits are computed.
+      x_GSM: tokens, in the type in which logits are computed; of a gate by task its one-hot.
       paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
       keys_GS: random key of each token in training; None at inference.
       capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.

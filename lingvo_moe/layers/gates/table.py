@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from lingvo_moe.layers.gates.by_task import ByPair, ByTarget
 from lingvo_moe.layers.gates.expert_choice import ExpertChoice
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.gates.hierarchical import Hierarchical
@@ -20,6 +21,8 @@ GATES: dict[str, type[Gate]] = {
   'hierarchical': Hierarchical,
   'expert_choice': ExpertChoice,
   'soft': SoftMixture,
+  'by_target': ByTarget,
+  'by_pair': ByPair,
 }
 
 

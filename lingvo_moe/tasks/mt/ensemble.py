@@ -41,6 +41,9 @@ class Ensemble:
   def encode(self, theta: Theta, batch: task.Batch) -> tuple[list[tf.Tensor], None]:
     return self._of_each(lambda member, theta: member.encode(theta, batch)[0], theta), None
 
+  def segments(self, batch: task.Batch, side: str) -> tf.Tensor:
+    return next((m for m in self.members if m.task_tags), self.members[0]).segments(batch, side)
+
   def init_cache(self, theta: Theta, memories: Sequence[tf.Tensor], num_positions: Size) -> list[Any]:
     return self._of_each(lambda member, theta, memory: member.init_cache(theta, memory, num_positions), theta, memories)
 

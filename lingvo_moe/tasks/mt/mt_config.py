@@ -16,6 +16,7 @@ from lingvo_moe.tasks.mt import batching, mixture
 from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.sentencepiece_vocab import EOS, SPECIAL, TaggedVocab
+from lingvo_moe.tasks.task_tags import TaskTags
 from lingvo_moe.text import language_tags
 from lingvo_moe.text.request import SEARCHES
 
@@ -88,6 +89,11 @@ class DataConfig(BatchConfig):
     "Where tags are: that of the target language before the source; both, each language's before its own side, where "
     "that of the target is given; or both with the source's behind its end.",
     choices=language_tags.SIDES,
+  )
+  gate_tasks: tuple[tuple[str, tuple[int, ...]], ...] = field(
+    (),
+    'Languages of the gate by_target, or pairs of by_pair, with the ids of their tags: those of the corpus when a run '
+    'begins.',
   )
   begin: str = field('bos', 'Symbol with which the decoder begins.', choices=('bos', 'eos'))
   corpora: str = field(
@@ -264,6 +270,25 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
     if self.alignment_layer > self.decoder_layers:
       fields.refuse(self, 'alignment_layer', f'at most decoder_layers={self.decoder_layers}')
 
+    tasks = self.moe_gate.tasks if self.num_experts and self.tag_target else 0
+    if tasks and self.tags_both != (self.gate == 'by_pair'):
+      way_out = "by_target reads the tags of tag_sides='source', by_pair those of 'both' and 'both_source_last'"
+      fields.refuse(self, 'gate', f'another with tag_sides={self.tag_sides!r}', way_out)
+
+  @property
+  def task_tags(self) -> TaskTags | None:
+    """Tags of the tasks of a gate by task; None: it has one task, or there is no such gate."""
+    tags = tuple(of_task for _, of_task in self.gate_tasks)
+    if not (self.num_experts and any(tags)):
+      return None
+    return TaskTags(('src', 'tgt') if self.tags_both else ('src',), tags)
+
+  def tag_ids(self, vocab: TaggedVocab) -> dict[str, int]:
+    """Ids of tags by language, if sentences have tags: of those that a gate by task was trained with, if it is one."""
+    ids = {language: vocab.tag_id(language) for language in vocab.tags()} if self.tag_target else {}
+    trained = {i for _, tags in self.gate_tasks for i in tags}
+    return {language: i for language, i in ids.items() if not trained or i in trained}
+
   @property
   def longest_answer(self) -> int:
     """Most symbols of a translation with its end."""
@@ -282,5 +307,5 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   def model(self) -> EncoderDecoder:
     source = self.embedding(self.source_vocab_size)
     if self.shared_vocab:
-      return self.encoder_decoder(None, source, given=int(self.tags_both))
-    return self.encoder_decoder(source, self.embedding(self.target_vocab_size))
+      return self.encoder_decoder(None, source, given=int(self.tags_both), task_tags=self.task_tags)
+    return self.encoder_decoder(source, self.embedding(self.target_vocab_size), task_tags=self.task_tags)

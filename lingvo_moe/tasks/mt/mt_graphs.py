@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.tasks import engine_graphs
@@ -15,6 +16,11 @@ from lingvo_moe.tasks.task import EngineGraph
 def make(config: MtConfig) -> dict[str, EngineGraph]:
   """The graphs by name, 'encoder' and 'decoder', for weights of config.program()."""
   model = config.program().model
+  if model.task_tags and config.tags_both:
+    raise UserError(
+      'the encoder of the engine does not see the language of a target, which gate=by_pair needs: use '
+      '--format=saved_model, or export one pair by --keep_languages'
+    )
 
   def encode(theta: Theta, inputs: Tensors) -> Tensors:
     ids_BT = inputs['ids']
@@ -22,7 +28,8 @@ def make(config: MtConfig) -> dict[str, EngineGraph]:
     positions_BT = tf.range(sizes(ids_BT)[1]) * segments_BT
     source = dict(zip(SOURCE_KEYS, (ids_BT, segments_BT, positions_BT), strict=True))
     cache = model.init_cache(theta, model.encode(theta, source)[0], 1)
-    return engine_graphs.named('memory', (of_layer['memory'] for of_layer in cache.values()))
+    segments = {'segments': model.segments(source, 'src')} if model.task_tags else {}  # with the numbers of tasks
+    return engine_graphs.named('memory', (of_layer['memory'] for of_layer in cache.values())) | segments
 
   rows = tf.TensorSpec([None, None], tf.int32)
   return {

@@ -124,14 +124,24 @@ class TranslationTask(task.Task):
       for field in ('tag_target', 'tag_sides', 'begin'):
         if (ours := getattr(self.config, field)) != (theirs := getattr(other.config, field)):
           raise UserError(f'runs of an ensemble share {field}; saw {ours!r} in the first, and {theirs!r} in {name}')
+      if (ours := self.config.gate_tasks) and (theirs := other.config.gate_tasks) and ours != theirs:
+        raise UserError(f'gates by task of an ensemble have one list of tasks; {name} has another')
     return EnsembleConfig([self.config, *(other.config for _, other in others)])
 
   def choose_target(self, asked: str | None, source: str | None = None) -> language_tags.Languages:
-    tags = self.vocabs[0].tags() if self.config.tag_target else None
-    return language_tags.choose_target(tags, asked, source, both=self.config.tags_both)
+    tags = sorted(self.config.tag_ids(self.vocabs[0])) if self.config.tag_target else None
+    languages = language_tags.choose_target(tags, asked, source, both=self.config.tags_both)
+    return language_tags.check_pair(languages, self._gate_pairs)
 
   def targets(self) -> list[str]:
-    return sorted(self.vocabs[0].tags()) if self.config.tag_target else []
+    tags = sorted(self.config.tag_ids(self.vocabs[0]))
+    return sorted({target for _, target in self._gate_pairs}) or tags
+
+  @property
+  def _gate_pairs(self) -> list[list[str]]:
+    """Pairs that a gate by pair was trained with."""
+    language_of = {i: language for language, i in self.config.tag_ids(self.vocabs[0]).items()}
+    return [[language_of[i] for i in tags] for _, tags in self.config.gate_tasks if len(tags) == 2]
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
@@ -141,7 +151,9 @@ class TranslationTask(task.Task):
       known_pairs = {(pair.source, pair.target) for pair in dev_lines.trained_pairs(self.config)}
     except UserError:
       known_pairs = set()
-    return sorted(known_pairs | set(parallel.languages_of(names - {'-'.join(pair) for pair in known_pairs})))
+    pairs = known_pairs | set(parallel.languages_of(names - {'-'.join(pair) for pair in known_pairs}))
+    trained = {name for name, _ in self.config.gate_tasks}
+    return sorted(pair for pair in pairs if not trained or {pair[1], '-'.join(pair)} & trained)
 
   def router(
     self, runner: task.Runner
@@ -160,6 +172,8 @@ class TranslationTask(task.Task):
     config = self.config.for_inference()
     program = config.program()
     model = program.model
+    if model.task_tags and self.config.tags_both:
+      raise UserError('--stablehlo_rows is not for gate=by_pair, which reads the tag of the target: leave it out')
     width, steps = config.beam_size, config.max_length
 
     def encode(weights: Theta, source: task.Batch) -> StackCache:
@@ -169,7 +183,7 @@ class TranslationTask(task.Task):
     def decode_step(weights: Theta, inputs: task.Batch, cache: StackCache) -> tuple[tf.Tensor, StackCache]:
       time = inputs['time']
       now = Now(time, time * width, inputs['mask'])
-      return model.decode_step(program.theta(weights), inputs['ids'], now, inputs['src_segments'], cache)
+      return model.decode_step(program.theta(weights), inputs['ids'], now, model.segments(inputs, 'src'), cache)
 
     tokens = np.zeros([rows, steps], np.int32)
     inputs = {
@@ -177,6 +191,7 @@ class TranslationTask(task.Task):
       'time': np.zeros([], np.int32),
       'mask': np.zeros([rows, width, steps * width], np.float32),
       'src_segments': tokens,
+      **({'src_ids': tokens} if model.task_tags else {}),
     }
     return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
 
@@ -188,8 +203,8 @@ class TranslationTask(task.Task):
     names += 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
-    tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
-    settings |= {'tags': tags, 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
+    settings |= {'tags': config.tag_ids(source), 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
+    settings |= {'gate_pairs': self._gate_pairs}
     settings |= {'tag_sides': config.tag_sides, 'begin': config.begin_id}
     files = {'source.model': source.model_bytes, 'target.model': target.model_bytes}
     return task.EngineParts(mt_graphs.make(config), files, settings)

@@ -48,7 +48,13 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
     for pair in dev_lines.trained_pairs(config):
       languages = language_tags.of_pair(True, config.tag_sides, pair.source, pair.target)
       config.tags_around(next(iter(vocabs.values())), languages)
-  changes, copies = {}, []
+  changes, copies = {'gate_tasks': _gate_tasks(config, next(iter(vocabs.values())))}, []
+  if len(changes['gate_tasks']) == 1 and not resumed:
+    print(
+      f'gate={config.gate!r} sees one task, {changes["gate_tasks"][0][0]}: it uses {config.choices} of '
+      f'{config.num_experts} experts in each MoE layer',
+      file=sys.stderr,
+    )
   for side, vocab in vocabs.items():
     if given[side] and not resumed and side != 'source':
       if warning := vocab_training.unwritten(vocab, dev_lines.trained_pairs(config)):
@@ -64,6 +70,16 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
         print(chosen if config.vocab_by_corpus else less, file=sys.stderr)
     copies.append(own_copy(vocab.path, _own(folder, side), resumed, TaggedVocab, _field(side)))
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
+
+
+def _gate_tasks(config: MtConfig, vocab: TaggedVocab) -> tuple[tuple[str, tuple[int, ...]], ...]:
+  """Tasks of a gate by task, and the ids of their tags, given the vocabulary with these."""
+  if not (config.num_experts and config.moe_gate.tasks):
+    return ()
+  languages_of = (lambda pair: pair[1:]) if config.gate == 'by_target' else lambda pair: pair
+  languages = {languages_of((pair.source, pair.target)) for pair in dev_lines.trained_pairs(config)}
+  tags_of = lambda task: tuple(vocab.tag_id(language) for language in task if config.tag_target)
+  return tuple(('-'.join(task), tags_of(task)) for task in sorted(languages))
 
 
 def _training_lines(config: DataConfig) -> TrainingLines:

@@ -40,7 +40,7 @@ class TextSearch:
     # A process that loads a SavedModel shares tokenisers of one name, also between models.
     name = lambda vocab: 'v' + hashlib.sha256(vocab.model_bytes).hexdigest()
     self.resources = [vocab.new_tokenizer(name(vocab)) for vocab in vocabs]
-    self._tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
+    self._tags = config.tag_ids(source)
     self.inputs = {'lines': tf.TensorSpec([None], tf.string)}
     self.about = {
       'inputs': {'lines': 'source lines, one sentence each'},
@@ -69,6 +69,13 @@ class TextSearch:
     first_B = tag_B if self._config.tags_both else tf.zeros([rows], tf.int32)
     if self._config.tags_both:
       tag_B = self._tag_ids(rows, source, 'source')
+      if self._config.gate_tasks:
+        of_pairs = tf.constant([tags for _, tags in self._config.gate_tasks])
+        is_pair_BJ = tf.reduce_all(tf.stack([tag_B, first_B], axis=1)[:, tf.newaxis] == of_pairs, axis=2)
+        names = ', '.join(name for name, _ in self._config.gate_tasks)
+        known = tf.reduce_all(tf.reduce_any(is_pair_BJ, axis=1))
+        with tf.control_dependencies([tf.debugging.Assert(known, [f'pairs must be of {names}; saw', source, target])]):
+          tag_B = tf.identity(tag_B)
     ids_BT, lengths_B, truncated_B = self._tokenize(lines, tag_B)
     order_B = tf.argsort(lengths_B, direction='DESCENDING', stable=True)
     results = self._search_in_batches(weights, *(tf.gather(x, order_B) for x in (ids_BT, first_B, lengths_B)))

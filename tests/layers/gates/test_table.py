@@ -48,7 +48,8 @@ def test_a_gate_takes_of_the_options_what_it_needs(name, gate, experts_per_token
 
 
 def test_the_number_of_choices_is_taken_where_it_is_free():
-  assert table.that_take('choices') == ['top_k', 'top_k_unnormalised', 'noisy_top_k', 'hierarchical']
+  free = ['top_k', 'top_k_unnormalised', 'noisy_top_k', 'hierarchical', 'by_target', 'by_pair']
+  assert table.that_take('choices') == free
 
 
 def test_a_token_visits_no_more_experts_than_there_are():
