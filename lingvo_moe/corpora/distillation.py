@@ -29,6 +29,14 @@ _TEXTS = json_files.list_of(json_files.list_of(json_files.TEXT))  # of each line
 Translate = Callable[[Pair, list[str], Advance], Answers]
 
 
+def is_finished(out: str) -> bool:
+  """Whether there is a corpus that was distilled; UserError if there is anything else."""
+  if os.path.isfile(os.path.join(out, _RECORD)):
+    return True
+  new_folder.check(out, 'a corpus')
+  return False
+
+
 def distill(out: str, pairs: Sequence[Pair], settings: Mapping[str, Any], translate: Translate) -> dict[str, Any]:
   """Writes the corpus, with other processes that do, after what an interrupted call has left; returns its record.
 
@@ -42,18 +50,18 @@ def distill(out: str, pairs: Sequence[Pair], settings: Mapping[str, Any], transl
   settings = {**settings, **{name: files.sha256(path) for name, path in sources.items()}}
   parent, name = os.path.split(os.path.abspath(out))
   unfinished = os.path.join(parent, f'.unfinished_{name}')
-  if _record(out, settings):
+  if is_finished(out):
     print(f'{out} is finished already', file=sys.stderr)
   else:
-    new_folder.check(out, 'a corpus')
     try:
       _make(out, pairs, unfinished, settings, translate)
     except OSError as e:
       what = f'{e.filename or unfinished} cannot be written ({e.strerror})'
       if not os.path.exists(out):  # else another process has finished, and removed it
         raise UserError(f'{what}: make room, and the same command goes on') from None
+  record = _record(out, settings)
   files.rmtree(unfinished)
-  return _record(out, settings)
+  return record
 
 
 def _record(folder: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ def writing(path: str, replace: bool = False) -> Iterator[str]:
         os.rename(partial, path)
       _sync_one(parent)
     except OSError as e:
-      raise UserError(f'{path} could not be written ({e.strerror or e}): choose another place') from None
+      raise UserError(f'{path} could not be written ({e.strerror or e}): make room, or choose another place') from None
 
 
 def _sync(folder: str) -> None:

@@ -54,7 +54,7 @@ def test_the_target_side_is_what_translate_prints(teachers, tmp_path, teacher):
   assert lines_of(tmp_path / 'out/de-en/train.de') == sources[:-2]
   assert lines_of(tmp_path / 'out/de-en/train.en') == printed(teachers / teacher, sources[:-2], split_sentences='never')
   assert 'out: 43 lines, 41 pairs; left out: 1 over max_length=32 tokens, 1 without a translation; next:' in done.stdout
-  assert 'lingvo-moe train --model=mt.cldr.Tiny --data_dir=out --logdir=runs/student\n' in done.stdout
+  assert '\n  lingvo-moe train --model=mt.cldr.Tiny --data_dir=out --logdir=runs/student --set decod' in done.stdout
   again = distill(tmp_path, *words)
   assert again.returncode == 0 and again.stderr == 'out is finished already\n' and again.stdout == done.stdout
   other = distill(tmp_path, *words, '--length_norm_alpha=0.1')
@@ -101,14 +101,18 @@ def test_each_pair_is_translated_into_its_own_language(tmp_path):
     (['int8', '--data_dir=corpus', '--n_best=9'], 'a beam of 4 has no 9 hypotheses'),
     (['int8', '--data_dir=corpus', '--step=7'], 'an export has the values that it was made with'),
     (['run', '--num_processes=2', '--coordinator=a:1', '--runtime=spmd', '--mesh=data:2'], 'type the command in each'),
-    (['nowhere'], 'nowhere'),
+    (['nowhere'], 'nowhere: there is no such directory'),
+    (['nowhere', '--out=corpus'], '--out=corpus exists: a corpus goes to a new directory'),
+    (['nowhere', '--out=a_file'], '--out=a_file exists: a corpus goes to a new directory'),
+    (['nowhere', '--out=gs://a/b'], '--out is a path of a file system that is mounted on this machine'),
     ([], 'a run and a new folder are given: lingvo-moe distill runs/mine distilled'),
   ],
 )
 def test_a_teacher_that_cannot_read_the_corpus_is_refused_in_one_line(teachers, words, message):
   write(teachers / 'other/fr-en/train.fr', ['Un chien.'])
   write(teachers / 'other/fr-en/train.en', ['A dog.'])
+  (teachers / 'a_file').touch()
   before = sorted(os.listdir(teachers))
-  refused = distill(teachers, *words, '--out=out')
+  refused = distill(teachers, '--out=out', *words)
   assert refused.returncode == 1 and message in refused.stderr, refused.stderr
   assert refused.stderr.count('\n') == 1 and sorted(os.listdir(teachers)) == before

@@ -1,6 +1,7 @@
 """A corpus whose target side is translated: shards that processes share, and what is left after an interruption."""
 
 import errno
+import functools
 import gzip
 import itertools
 import json
@@ -8,7 +9,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
-import time
+from collections.abc import Callable
 
 import killed
 import pytest
@@ -41,16 +42,16 @@ def corpus(tmp_path):
 class Teacher:
   """Says a line in capitals; notes the lines that it is asked, in memory and in a file that processes share."""
 
-  def __init__(self, log: pathlib.Path | None = None, seconds: float = 0.0) -> None:
-    self.asked, self._log, self._seconds = [], log, seconds
+  def __init__(self, log: pathlib.Path | None = None, meet: Callable[[], object] = lambda: None) -> None:
+    self.asked, self._log, self._meet = [], log, meet
 
   def __call__(self, pair, lines, progress):
+    self._meet()
     for line in lines:
       self.asked.append(line)
       if self._log:
         with open(self._log, 'a') as f:
           f.write(f'{os.getpid()} {line}\n')
-      time.sleep(self._seconds)
       progress(1)
     return Answers([[Hypothesis(line.upper(), 0.0, 0.0)] for line in lines], [])
 
@@ -248,7 +249,8 @@ def test_after_a_kill_at_any_moment_the_same_call_goes_on_to_the_same_bytes(corp
 def test_processes_share_the_shards_and_translate_no_line_twice(corpus):
   log = corpus.parent / 'log'
   fork = multiprocessing.get_context('fork')
-  processes = [fork.Process(target=distill, args=(corpus, Teacher(log, 0.01))) for _ in range(3)]
+  meet = functools.partial(fork.Barrier(3).wait, 60)  # each holds one of the three shards then
+  processes = [fork.Process(target=distill, args=(corpus, Teacher(log, meet))) for _ in range(3)]
   for process in processes:
     process.start()
   for process in processes:

@@ -40,6 +40,7 @@ class Options(checkpoint_flags.TextOptions):
 def main(options: Options, runtime_options: RuntimeOptions) -> None:
   if runtime_options.num_processes > 1:
     raise UserError('processes share the lines by themselves: type the command in each, without --num_processes')
+  distillation.is_finished(options.out)  # refuses what is there before it loads the teacher
   model, _ = translate.load(options, runtime_options)
   if model.training_lines is None:
     raise UserError(f'a teacher translates; {model.path} holds a run of {model.model}, which does not')
@@ -65,7 +66,8 @@ def main(options: Options, runtime_options: RuntimeOptions) -> None:
   made = distillation.distill(options.out, pairs, settings, answer)
   left_out = f'{made["too_long"]:,} {model.over_the_length}, {made["untranslated"]:,} without a translation'
   print(f'{options.out}: {made["lines"]:,} lines, {made["pairs"]:,} pairs; left out: {left_out}; next:\n')
-  print(f'  lingvo-moe train --model={model.model} --data_dir={shlex.quote(options.out)} --logdir=runs/student')
+  corpus = f'--model={model.model} --data_dir={shlex.quote(options.out)}'
+  print(f'  lingvo-moe train {corpus} --logdir=runs/student --set decoder_layers=1')
 
 
 if __name__ == '__main__':
