@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.layers.gates.gate import is_gate_weight
 from lingvo_moe.layers.lora import is_adapter, part
 from lingvo_moe.run import checkpoint, imported_form
 from lingvo_moe.run.checkpoints import Checkpoints
@@ -111,10 +112,9 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
     stored = {name: shape for name, shape in stored.items() if name not in adapters}
   load = functools.partial(checkpoint.load, prefix, merge=other and other.config.program().lora)
   foreign = task.foreign_weights(other) if other else {}
+  is_foreign = lambda name: name in foreign or name.split('/')[0] in foreign
   fits = lambda name, shape: all(stored.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
-  taken = {
-    name: spec.shape for name, spec in specs.items() if fits(name, spec.shape) and name.split('/')[0] not in foreign
-  }
+  taken = {name: spec.shape for name, spec in specs.items() if fits(name, spec.shape) and not is_foreign(name)}
   tables, counts = _shared_rows(runtime, load, stored, foreign)
   copies = _copies_of_dense(load, specs, taken, fits)
   expert, dense = getattr(task.config, 'expert', 'relu'), getattr((other or task).config, 'activation', 'relu')
@@ -148,10 +148,12 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
     why = 'is not there'
     if name in stored:
       why = f'has shape {stored[name]} there, {shape} here'
-    if name.split('/')[0] in foreign:
-      why = 'belongs to another vocabulary'
+    is_gate = is_gate_weight(name.rpartition('/')[2])
+    if is_foreign(name):
+      why = 'is of other tasks' if is_gate else 'belongs to another vocabulary'
     if name in counts:
-      why += f', but {counts[name]} of its {missing[name][0]} rows are: those of pieces that both vocabularies have'
+      shared = 'tasks that both gates' if is_gate else 'pieces that both vocabularies'
+      why += f', but {counts[name]} of its {missing[name][0]} rows are: those of {shared} have'
     lines.append(f'  not taken: {name} {why}')
   ours = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
   copied = checkpoint.by_layer({_in_dense(name): _without_experts(specs[name]) for name in copies})
@@ -205,8 +207,8 @@ def _shared_rows(
   program = runtime.program
   tables, counts = {}, {}
   for name, spec in program.model_specs.items():
-    ours, theirs = rows.get(name.split('/')[0], ((), ()))
-    same_width = name in stored and spec.dims.startswith('V') and stored[name][1:] == spec.shape[1:]
+    ours, theirs = rows.get(name, rows.get(name.split('/')[0], ((), ())))
+    same_width = name in stored and spec.dims[0] in 'VP' and stored[name][1:] == spec.shape[1:]
     if same_width and len(ours):
       table = np.array(weights_lib.initialize({name: spec}, program.seed)[name])
       table[ours] = load({name: stored[name]})[name][...][theirs]

@@ -318,9 +318,9 @@ class Task:
     return self.config
 
   def foreign_weights(self, other: Task) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
-    """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies.
+    """Names of weights, or their first parts, that mean something else in a run of `other`, as with other vocabularies.
 
-    Each with the rows (axis V) that have one meaning in both: (rows here, rows there).
+    Each with the rows (axis V or P) that have one meaning in both: (rows here, rows there).
     """
     return {}
 

@@ -70,7 +70,7 @@ class TranslationTask(task.Task):
     return dataclasses.replace(self.config, **paths)
 
   def foreign_weights(self, other: task.Task) -> dict[str, tuple[list[int], list[int]]]:
-    """The embeddings whose vocabulary is another there, with the rows whose pieces are in both vocabularies."""
+    """The embeddings whose vocabulary is another there, and gates by task of other tasks, with the rows of both."""
     foreign, theirs = {}, other.vocabs if isinstance(other, TranslationTask) else (None, None)
     for name, our_vocab, their in zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True):
       if not their or our_vocab.fingerprint != their.fingerprint:
@@ -81,6 +81,11 @@ class TranslationTask(task.Task):
         foreign[name] = [i for i, _ in rows], [i for _, i in rows]
     if 'target_embedding' in foreign:  # of a model whose output softmax does not share it
       foreign['output_embedding'] = foreign['target_embedding']
+    ours, there = ([name for name, _ in getattr(of.config, 'gate_tasks', ())] for of in (self, other))
+    if ours != there:
+      shared = [name for name in ours if name in there]
+      gates = [name for name in self.config.program().model_specs if name.endswith('/moe/gate')]
+      foreign |= dict.fromkeys(gates, tuple([*map(names.index, shared)] for names in (ours, there)))
     return foreign
 
   def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:

@@ -54,6 +54,7 @@ GATES = {
   'switch': {'gate_init_scale': 0.1},
   'top_k': {'choices': 3, 'shared_experts': 1, 'expert': 'swiglu'},
   'expert_choice': {'experts_in': 'encoder', 'expert': 'deep'},
+  'by_target': {'gate_tasks': (('de', (10,)), ('fr', (11,))), 'tag_target': True, 'capacity_factor': None},
 }
 MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, changed in GATES.items()}
 LOSS_FREE = {'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'aux_loss_weight': 0.0}

@@ -43,6 +43,7 @@ SETTINGS = {
     'tags': {'de': 5},
     'tagged': True,
     'pairs': [['de', 'en']],
+    'gate_pairs': [['de', 'en']],
     'tag_sides': 'source',
     'begin': 1,
   },
@@ -56,7 +57,15 @@ ODD = (None, True, 'x', -1, 1.5, 10**12, 1e12, float('nan'), float('inf'), [], {
 OPTIONAL = {'num_experts', 'layers', 'several_sentences', 'long_line'}
 LATER = {  # which exports of earlier versions lack
   'language': {'length_norm_k', 'repetition_penalty', 'no_repeat_ngram_size'},
-  'translation': {'length_norm_k', 'repetition_penalty', 'no_repeat_ngram_size', 'tag_sides', 'begin', *SEARCH},
+  'translation': {
+    'length_norm_k',
+    'repetition_penalty',
+    'no_repeat_ngram_size',
+    'tag_sides',
+    'begin',
+    'gate_pairs',
+    *SEARCH,
+  },
 }
 
 

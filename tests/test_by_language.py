@@ -1,0 +1,184 @@
+"""Runs with a gate by target language or pair: begun, refused what they were not trained with, exported by language."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import reversed_corpus
+import tensorflow as tf
+import untrained_run
+
+import lingvo_moe
+from lingvo_moe.cli.commands import export
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.task import Feed, task_of
+
+LINES = ['eno owt', 'eerht', 'net enin thgie', '', 'ruof evif xis neves', 'neves eno']
+WORDS = {'aa': ['one', 'two', 'three', 'four'], 'bb': ['five', 'six', 'seven'], 'cc': ['eight', 'nine', 'ten']}
+STEPS = 80
+SIZES = {'pairs': '', 'source_vocab_size': 290, 'num_experts': 8, 'gate': 'by_target', 'expert': 'swiglu'}
+
+
+def write_corpus(folder, pairs):
+  rng = random.Random(0)
+  for name in pairs:
+    for split, lines in (('train', 60), ('dev', 3), ('test', 3)):
+      words = WORDS.get(name.partition('-')[2], WORDS['aa'])
+      reversed_corpus.write_lines(folder / name, split, reversed_corpus.draw(rng, lines, words))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """A run from English into three languages, trained for a while."""
+  root = tmp_path_factory.mktemp('by_language')
+  corpus = write_corpus(root / 'corpus', ['en-aa', 'en-bb', 'en-cc'])
+  trained = untrained_run.begin(root, corpus, {}, **SIZES, learning_rate=0.01, warmup_steps=20)
+  config = trained.load()[1]
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  batches = iter(task_of(config).train_input(trained.file('cache'), Feed(quiet=True)).dataset())
+  for _ in range(STEPS):
+    runtime.train_step(next(batches))
+  trained.checkpoints().save(runtime)
+  trained.checkpoints().note_dev_loss(STEPS, 1.0)
+  return trained
+
+
+@pytest.fixture(scope='module')
+def texts(run):
+  """Translations and scores of the run by language."""
+  model = lingvo_moe.load(run.path)
+  return {language: model.translate(LINES, target=language, scores=True) for language in WORDS}
+
+
+def test_a_run_records_its_languages_and_the_ids_of_their_tags(run):
+  _, config = run.load()
+  assert [name for name, _ in config.gate_tasks] == ['aa', 'bb', 'cc']
+  tags = task_of(config).vocabs[0]
+  assert [ids for _, ids in config.gate_tasks] == [(tags.tag_id(language),) for language in WORDS]
+  assert config.program().weight_specs['encoder/layer_00/moe/gate'].shape == (3, 8)
+  assert config.capacity_factor is None
+
+
+def test_a_corpus_of_one_language_uses_the_experts_of_one_task_and_it_is_said_once(tmp_path, capsys):
+  corpus = write_corpus(tmp_path / 'corpus', ['en-aa'])
+  message = "gate='by_target' sees one task, aa: it uses 2 of 8 experts in each MoE layer\n"
+  one = untrained_run.begin(tmp_path, corpus, {3: 1.0}, **SIZES)
+  assert capsys.readouterr().err.count(message) == 1
+  name, config = one.load()
+  assert config.gate_tasks == (('aa', ()),) and config.task_tags is None
+  one.begin(name, config)
+  assert message not in capsys.readouterr().err
+  small = tmp_path / 'small'
+  export.export(export.Options(one.path, out=str(small), format='litert', weights='float32', keep_languages=['aa']))
+  assert lingvo_moe.load(str(small)).translate(LINES) == lingvo_moe.load(one.path).translate(LINES)
+
+
+TWO = pytest.param(['aa', 'cc'], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize('kept', [[], ['bb'], TWO])
+def test_an_export_for_the_engine_gives_the_texts_of_the_run(run, texts, tmp_path, capsys, kept):
+  out = str(tmp_path / 'out')
+  export.export(export.Options(run.path, out=out, format='litert', weights='float32', keep_languages=kept))
+  model = lingvo_moe.load(out)
+  for language in kept or WORDS:
+    got = model.translate(LINES, target=language, scores=True)
+    assert [h.text for h in got] == [h.text for h in texts[language]]
+    np.testing.assert_allclose([h.score for h in got], [h.score for h in texts[language]], atol=2e-5)
+  assert json.loads((tmp_path / 'out' / 'manifest.json').read_text())['tags'].keys() == {*(kept or WORDS)}
+  for language in WORDS.keys() - {*(kept or [*WORDS, 'dd'])} | {'en'}:
+    with pytest.raises(UserError, match=f"this model does not translate into '{language}'"):
+      model.translate(LINES, target=language)
+  said = capsys.readouterr().out
+  if kept == ['bb']:
+    assert f'language: {json.dumps(["bb", "en"])}' in (tmp_path / 'out' / 'README.md').read_text()
+    assert said.count(' of 8\n') == 2 and not list((tmp_path / 'out').glob('*experts*'))  # it is dense
+
+
+def test_texts_are_of_their_languages(texts):
+  for language, words in WORDS.items():
+    assert {word for h in texts[language] for word in h.text.split()} <= {*words}
+    assert len({h.text for h in texts[language]}) > 2
+
+
+def test_a_saved_model_of_one_language_gives_its_texts(run, texts, tmp_path):
+  export.export(export.Options(run.path, out=str(tmp_path / 'out'), keep_languages=['cc']))
+  model = tf.saved_model.load(str(tmp_path / 'out'))
+  found = model.translate(tf.constant(LINES))  # no language is asked: there is one
+  assert [text.decode() for text in found['text'].numpy()] == [h.text for h in texts['cc']]
+  np.testing.assert_allclose(found['score'], [h.score for h in texts['cc']], atol=2e-5)
+  about = json.loads((tmp_path / 'out' / 'assets.extra' / 'about.json').read_text())
+  assert about['languages'] == ['cc'] and list(about['inputs']) == ['lines'] and about['num_experts'] == 0
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'keep_languages': ['dd']}, "this run has no language 'dd'; known: aa, bb, cc"),
+    ({'keep_languages': ['aa'], 'format': 'safetensors'}, 'is for --format=saved_model and --format=litert, '),
+    ({'keep_languages': ['aa'], 'keep_experts': 0.5}, 'without --keep_experts; saw --format=saved_model'),
+  ],
+)
+def test_what_cannot_be_kept_is_refused_and_leaves_nothing(run, tmp_path, options, message):
+  with pytest.raises(UserError, match=message):
+    export.export(export.Options(run.path, out=str(tmp_path / 'out'), **options))
+  assert not (tmp_path / 'out').exists()
+
+
+def test_other_gates_keep_no_languages(toy_run, tmp_path):
+  with pytest.raises(UserError, match="--keep_languages is for .*; saw gate='top2' with num_experts=4: use --keep_exp"):
+    export.export(export.Options(toy_run.path, out=str(tmp_path / 'out'), keep_languages=['en']))
+
+
+def test_a_run_that_begins_with_another_takes_the_gates_of_the_languages_they_share(run, tmp_path):
+  corpus = write_corpus(tmp_path / 'corpus', ['en-bb', 'en-dd', 'en-ee'])
+  config = untrained_run.begin(tmp_path, corpus, {}, **SIZES).load()[1]
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  name = 'decoder/layer_00/moe/gate'
+  before = runtime.state()['weights'][name].numpy()
+  said = warm_start.take_weights(runtime, run.path, task_of(config))
+  after, there = runtime.state()['weights'][name].numpy(), run.checkpoints().merged(STEPS, run.load()[1])[name][...]
+  np.testing.assert_array_equal(after, [there[1], *before[1:]])  # bb, and those that are new
+  assert f'not taken: {name} is of other tasks, but 1 of its 3 rows are: those of tasks that both gates have' in said
+
+
+@pytest.fixture(scope='module')
+def of_pairs(tmp_path_factory):
+  """An untrained run by pair."""
+  root = tmp_path_factory.mktemp('by_pair')
+  tags = {'tag_sides': 'both', 'tag_target': True, 'shared_vocab': True}
+  corpus = write_corpus(root / 'corpus', ['aa-bb', 'bb-aa', 'aa-cc'])
+  return untrained_run.begin(root, corpus, {3: 1.0}, **{**SIZES, 'gate': 'by_pair', 'source_vocab_size': 300}, **tags)
+
+
+def test_one_pair_is_taken_out_and_no_other_is_translated(of_pairs, tmp_path):
+  ours = RunDir(of_pairs.path)
+  model, out = lingvo_moe.load(ours.path), str(tmp_path / 'out')
+  expected = model.translate(LINES, source='aa', target='cc')
+  with pytest.raises(UserError, match='this model translates aa-bb, aa-cc, bb-aa; saw cc-aa'):
+    model.translate(LINES, source='cc', target='aa')
+  with pytest.raises(UserError, match='does not see the language of a target.*or export one pair by --keep_languages'):
+    export.export(export.Options(ours.path, out=out, format='litert'))
+  export.export(export.Options(ours.path, out=out, format='litert', weights='float32', keep_languages=['cc']))
+  small = lingvo_moe.load(out)
+  assert small.translate(LINES, source='aa', target='cc') == expected
+  with pytest.raises(UserError, match='this model translates aa-cc; saw cc-aa'):
+    small.translate(LINES, source='cc', target='aa')
+
+
+@pytest.mark.slow
+def test_a_saved_model_by_pair_refuses_others(of_pairs, tmp_path):
+  export.export(export.Options(of_pairs.path, out=str(tmp_path / 'out')))
+  model = tf.saved_model.load(str(tmp_path / 'out'))
+  translate = lambda source, target: model.translate(tf.constant(LINES), tf.constant(target), tf.constant(source))
+  expected = lingvo_moe.load(of_pairs.path).translate(LINES, source='bb', target='aa')
+  assert [text.decode() for text in translate('bb', 'aa')['text'].numpy()] == expected
+  with pytest.raises(tf.errors.InvalidArgumentError, match='pairs must be of aa-bb, aa-cc, bb-aa; saw'):
+    translate('bb', 'cc')
