@@ -66,5 +66,5 @@ def test_every_gate_says_how_few_experts_it_can_choose_among():
   least = {name: gate(name).least_experts for name in table.GATES}
   assert least == {
     'top2': 2, 'top_k': 2, 'top_k_unnormalised': 2, 'switch': 2, 'noisy_top_k': 3,
-    'hierarchical': None, 'expert_choice': None, 'soft': None,
+    'hierarchical': None, 'expert_choice': None, 'soft': None, 'by_target': 2, 'by_pair': 2,
   }  # fmt: skip

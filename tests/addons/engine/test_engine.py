@@ -469,7 +469,7 @@ def test_gates_that_the_engine_cannot_compute_are_refused_with_the_way_out(gate)
     engine_graphs.require(config)
 
 
-@pytest.mark.parametrize('gate', ['top2', 'top_k', 'top_k_unnormalised', 'switch', 'noisy_top_k'])
+@pytest.mark.parametrize('gate', ['top2', 'top_k', 'top_k_unnormalised', 'switch', 'noisy_top_k', 'by_target'])
 def test_gates_that_choose_single_experts_are_exported(gate):
   engine_graphs.require(tiny_config.make(num_experts=4, gate=gate))
 

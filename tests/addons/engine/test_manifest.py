@@ -146,6 +146,7 @@ def test_exports_of_earlier_versions_get_the_values_of_their_time(folder):
     'no_repeat_ngram_size': 0,
     'tag_sides': 'source',
     'begin': 1,
+    'gate_pairs': [],
   }
 
 
