@@ -16,7 +16,8 @@ from lingvo_moe.tasks.lm.lm_config import LmConfig
 class Dense(LmConfig):
   """nanoGPT's model for CPUs: 796k weights, 796k used by a token.
 
-  Result:  dev loss 1.70 nats a character after 2000 steps (nanoGPT's README: 1.88)
+  Result:  dev loss 1.70 nats a character after 2000 steps (nanoGPT's README: 1.88); 1.65 and 1.66 (two seeds) with
+           optimizer=adamw, weight_decay=0.1, adam_beta2=0.99, schedule=cosine, final_rate=0.1
   """
 
   vocab: str = 'char'
