@@ -134,7 +134,7 @@ def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | N
 
 def _take(argv: list[str], names: Sequence[str], usage: str) -> None:
   """Gives flags the values of the arguments, in order; UserError unless each is given once."""
-  left, taken = argv[1:], [flags.FLAGS[name] for name in names]
+  left, taken = [*filter(None, argv[1:])], [flags.FLAGS[name] for name in names]
   given = [*left, *filter(None, (flag.value for flag in taken))]
   if len(given) != len(names):
     raise UserError(f'{usage}; saw {" ".join(given) or "none"!r}')

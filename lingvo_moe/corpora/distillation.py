@@ -24,6 +24,7 @@ from lingvo_moe.text.translator import Answers
 
 _RECORD = 'distillation.json'
 _SHARD_LINES = 1000
+_COUNTS = dict.fromkeys(('lines', 'pairs', 'too_long', 'untranslated'), json_files.INTEGER)  # of a finished corpus
 _TEXTS = json_files.list_of(json_files.list_of(json_files.TEXT))  # of each line
 
 Translate = Callable[[Pair, list[str], Advance], Answers]
@@ -50,23 +51,24 @@ def distill(out: str, pairs: Sequence[Pair], settings: Mapping[str, Any], transl
   settings = {**settings, **{name: files.sha256(path) for name, path in sources.items()}}
   parent, name = os.path.split(os.path.abspath(out))
   unfinished = os.path.join(parent, f'.unfinished_{name}')
-  if is_finished(out):
-    print(f'{out} is finished already', file=sys.stderr)
-  else:
+  was_finished = is_finished(out)
+  if not was_finished:
     try:
       _make(out, pairs, unfinished, settings, translate)
     except OSError as e:
       what = f'{e.filename or unfinished} cannot be written ({e.strerror})'
       if not os.path.exists(out):  # else another process has finished, and removed it
         raise UserError(f'{what}: make room, and the same command goes on') from None
-  record = _record(out, settings)
+  record = _record(out, settings, **_COUNTS)
+  if was_finished:
+    print(f'{out} is finished already', file=sys.stderr)
   files.rmtree(unfinished)
   return record
 
 
-def _record(folder: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _record(folder: str, settings: Mapping[str, Any], **counts: json_files.Kind) -> dict[str, Any] | None:
   """The record in a folder; None if there is none; UserError if its settings are others."""
-  record = json_files.read_if_any(os.path.join(folder, _RECORD), settings=json_files.OBJECT)
+  record = json_files.read_if_any(os.path.join(folder, _RECORD), settings=json_files.OBJECT, **counts)
   before = record['settings'] if record else settings
   names = {**settings, **before}.keys() - {'teacher'}
   if differ := sorted(name for name in names if before.get(name) != settings.get(name)):

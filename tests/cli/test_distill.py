@@ -58,7 +58,8 @@ def test_the_target_side_is_what_translate_prints(teachers, tmp_path, teacher):
   again = distill(tmp_path, *words)
   assert again.returncode == 0 and again.stderr == 'out is finished already\n' and again.stdout == done.stdout
   other = distill(tmp_path, *words, '--length_norm_alpha=0.1')
-  assert other.returncode == 1 and 'out was made with --length_norm_alpha=None, now 0.1: give' in other.stderr
+  assert other.returncode == 1
+  assert other.stderr.startswith('error: out was made with --length_norm_alpha=None, now 0.1: give')
 
 
 def test_n_best_lines_are_the_distinct_translations_of_each_in_order_of_their_scores(teachers, tmp_path):
@@ -105,6 +106,7 @@ def test_each_pair_is_translated_into_its_own_language(tmp_path):
     (['nowhere', '--out=corpus'], '--out=corpus exists: a corpus goes to a new directory'),
     (['nowhere', '--out=a_file'], '--out=a_file exists: a corpus goes to a new directory'),
     (['nowhere', '--out=gs://a/b'], '--out is a path of a file system that is mounted on this machine'),
+    (['int8', '--out=', ''], 'a run and a new folder are given'),
     ([], 'a run and a new folder are given: lingvo-moe distill runs/mine distilled'),
   ],
 )

@@ -196,6 +196,14 @@ def test_a_folder_that_is_there_is_refused_and_stays_as_it_is(corpus):
   assert contents(corpus.parent) == before and sorted(os.listdir(corpus.parent)) == ['corpus', 'out']
 
 
+def test_a_folder_of_what_is_unfinished_is_no_corpus(corpus):
+  interrupt(corpus, after=10)
+  before = contents(corpus.parent)
+  with pytest.raises(UserError, match=r"distillation.json is not what was written there \('lines' must be an integer"):
+    distill(corpus, Teacher(), out='.unfinished_out')
+  assert contents(corpus.parent) == before
+
+
 @pytest.mark.parametrize(
   ('data', 'message'),
   [(b'Satz\n' * 24, 'both need as many lines; saw 24 in'), (b'Satz\n' * 24 + b'\xff\n', 'text must be UTF-8; line 25')],
