@@ -134,6 +134,9 @@ def _join(out: str, pairs: Sequence[Pair], unfinished: str, settings: Mapping[st
           f.writelines(row[side].encode() + b'\n' for row in rows)
       untranslated = shard['texts'].count([]) - shard['too_long']
       counts.update(lines=len(lines), pairs=len(rows), too_long=shard['too_long'], untranslated=untranslated)
+    if not counts['pairs']:
+      saw = f'{counts["too_long"]:,} of {counts["lines"]:,} too long, {counts["untranslated"]:,} without a translation'
+      raise UserError(f'a corpus has pairs of lines; all were left out, {saw}: give other lines, or another teacher')
     for pair in pairs:
       for _, language, path in packed.named(os.path.dirname(pair.source_files[0])):
         if language in (pair.source, pair.target) and path not in (*pair.source_files, *pair.target_files):

@@ -133,6 +133,13 @@ def test_a_line_comes_with_each_of_its_distinct_translations_and_not_without_any
   assert (record['lines'], record['pairs'], record['too_long'], record['untranslated']) == (25, 25, 1, 1)
 
 
+def test_a_teacher_that_translates_no_line_makes_no_corpus(corpus):
+  silent = lambda pair, lines, progress: Answers([[Hypothesis('', 0.0, 0.0)] for _ in lines], [0])
+  with pytest.raises(UserError, match='all were left out, 3 of 25 too long, 22 without a translation'):
+    distill(corpus, silent)
+  assert not (corpus.parent / 'out').exists()
+
+
 def test_a_finished_corpus_is_not_made_again(corpus, capsys):
   record = distill(corpus, Teacher())
   before = contents(corpus.parent / 'out')

@@ -17,7 +17,7 @@ from lingvo_moe import translate
 from lingvo_moe.cli import app, checkpoint_flags
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.cli.options import flag
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import distillation, parallel
 from lingvo_moe.storage import files
 from lingvo_moe.text.language_tags import check_known
@@ -65,7 +65,9 @@ def main(options: Options, runtime_options: RuntimeOptions) -> None:
   answer = lambda pair, lines, progress: model.answer(lines, asked(pair), progress)
   made = distillation.distill(options.out, pairs, settings, answer)
   left_out = f'{made["too_long"]:,} {model.over_the_length}, {made["untranslated"]:,} without a translation'
-  print(f'{options.out}: {made["lines"]:,} lines, {made["pairs"]:,} pairs; left out: {left_out}; next:\n')
+  print(
+    f'{options.out}: {plural(made["lines"], "line")}, {plural(made["pairs"], "pair")}; left out: {left_out}; next:\n'
+  )
   corpus = f'--model={model.model} --data_dir={shlex.quote(options.out)}'
   print(f'  lingvo-moe train {corpus} --logdir=runs/student --set decoder_layers=1')
 
