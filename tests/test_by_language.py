@@ -1,5 +1,6 @@
 """Runs with a gate by target language or pair: begun, refused what they were not trained with, exported by language."""
 
+import dataclasses
 import json
 import random
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import reversed_corpus
 import tensorflow as tf
+import tiny_config
 import untrained_run
 
 import lingvo_moe
@@ -15,6 +17,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.mt import held_out
 from lingvo_moe.tasks.task import Feed, task_of
 
 LINES = ['eno owt', 'eerht', 'net enin thgie', '', 'ruof evif xis neves', 'neves eno']
@@ -77,6 +80,47 @@ def test_a_corpus_of_one_language_uses_the_experts_of_one_task_and_it_is_said_on
   small = tmp_path / 'small'
   export.export(export.Options(one.path, out=str(small), format='litert', weights='float32', keep_languages=['aa']))
   assert lingvo_moe.load(str(small)).translate(LINES) == lingvo_moe.load(one.path).translate(LINES)
+
+
+@pytest.mark.parametrize(
+  ('gate', 'pairs', 'message'),
+  [
+    ({'tag_target': False}, ['en-aa', 'en-bb'], "gate='by_target'; saw False: only tags tell aa, bb apart"),
+    ({'gate': 'by_pair'}, ['aa-en', 'bb-en'], "gate='by_pair'; saw False: only tags tell aa-en, bb-en apart"),
+  ],
+)
+def test_tasks_that_no_tag_tells_apart_are_refused(tmp_path, gate, pairs, message):
+  with pytest.raises(UserError, match=f'tag_target must be True with {message}'):
+    untrained_run.begin(tmp_path, write_corpus(tmp_path / 'corpus', pairs), {}, **{**SIZES, **gate})
+
+
+def test_held_out_text_of_an_untrained_language_is_refused(run, tmp_path):
+  corpus = write_corpus(tmp_path / 'corpus', ['en-aa', 'aa-en'])
+  _, config = run.load()
+  vocab = task_of(config).vocabs[0]
+  known = dataclasses.replace(config, data_dir=str(corpus), gate_tasks=config.gate_tasks[1:])
+  with pytest.raises(UserError, match="gate='by_target' was trained with bb, cc; saw en-aa: leave it out of pairs"):
+    held_out.read(dataclasses.replace(known, pairs='en-aa'), 'test', 0, vocab)
+  assert len(held_out.read(dataclasses.replace(config, data_dir=str(corpus), pairs='en-aa'), 'test', 0, vocab)) == 1
+
+
+def test_an_ensemble_has_the_tasks_of_its_first_run(run):
+  config = run.load()[1]
+  fewer = dataclasses.replace(config, gate_tasks=config.gate_tasks[1:])
+  without = dataclasses.replace(config, gate='top2', gate_tasks=())
+  of = lambda first, *others: task_of(first).ensemble([(f'run {i}', task_of(x)) for i, x in enumerate(others)])
+  for members in ((config, fewer), (without, config), (without, config, fewer)):
+    with pytest.raises(UserError, match='list of tasks of its first run; run 0 has another: give it first'):
+      of(*members)
+  assert of(config, without, config).gate_tasks == config.gate_tasks
+
+
+def test_experts_are_not_left_out_of_groups():
+  config = tiny_config.make(gate='top_k', num_experts=8, groups_of_experts=2)
+  for count in (4, 7):
+    with pytest.raises(UserError, match='experts cannot be left out of groups; .* groups_of_experts=2: keep all'):
+      config.with_share_of_experts(count / 8)
+  assert config.with_share_of_experts(1.0).num_experts == 8
 
 
 TWO = pytest.param(['aa', 'cc'], marks=pytest.mark.slow)
@@ -146,6 +190,15 @@ def test_a_run_that_begins_with_another_takes_the_gates_of_the_languages_they_sh
   after, there = runtime.state()['weights'][name].numpy(), run.checkpoints().merged(STEPS, run.load()[1])[name][...]
   np.testing.assert_array_equal(after, [there[1], *before[1:]])  # bb, and those that are new
   assert f'not taken: {name} is of other tasks, but 1 of its 3 rows are: those of tasks that both gates have' in said
+
+
+def test_a_run_that_begins_with_a_dense_one_is_told_that_it_has_no_gate(run, tmp_path):
+  config = run.load()[1]
+  dense = untrained_run.begin(tmp_path, config.data_dir, {3: 1.0}, num_experts=0, pairs='', source_vocab_size=290)
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  said = warm_start.take_weights(runtime, dense.path, task_of(config))
+  assert 'not taken: decoder/layer_00/moe/gate is not there\n' in said
 
 
 @pytest.fixture(scope='module')

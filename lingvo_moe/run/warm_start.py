@@ -149,7 +149,7 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
     if name in stored:
       why = f'has shape {stored[name]} there, {shape} here'
     is_gate = is_gate_weight(name.rpartition('/')[2])
-    if is_foreign(name):
+    if is_foreign(name) and (name in stored or not is_gate):
       why = 'is of other tasks' if is_gate else 'belongs to another vocabulary'
     if name in counts:
       shared = 'tasks that both gates' if is_gate else 'pieces that both vocabularies'

@@ -94,7 +94,16 @@ class TransformerConfig(ModelConfig):
         f'gate={self.gate!r} chooses among {least} experts or more; saw {count} of num_experts={self.num_experts}: '
         f'keep a share of {least / self.num_experts:.3g} or more'
       )
-    return dataclasses.replace(self, num_experts=count, scan_layers=False)
+    return self.with_experts(count)
+
+  def with_experts(self, count: int, **changes: Any) -> Self:
+    """Configuration for weights without the other experts; `changes` are further fields of it."""
+    if self.groups_of_experts and count < self.num_experts:  # what is left would make other groups
+      raise UserError(
+        f'experts cannot be left out of groups; this model has groups_of_experts={self.groups_of_experts}: keep all '
+        '(or, of a gate by task with feed-forward experts, one language)'
+      )
+    return dataclasses.replace(self, num_experts=count, scan_layers=False, **changes)
 
   def _check_stacks(self, **has_experts: bool) -> None:
     """Refuses numbers of layers, by field whether the stack is to have experts, that do not suit moe_every.

@@ -250,15 +250,15 @@ def _of_languages(model: ModelToExport, languages: Sequence[str]) -> ModelToExpo
   config, specs = model.config, model.config.program().weight_specs
   tasks = pruning.choose_tasks([name for name, _ in config.gate_tasks], config.gate == 'by_pair', languages)
   choices = pruning.choices_of_tasks(model.weights, config.moe_gate, tasks)
-  of_tasks = {'gate_tasks': tuple(config.gate_tasks[i] for i in tasks), 'scan_layers': False}
+  gate_tasks = tuple(config.gate_tasks[i] for i in tasks)
   if len(tasks) == 1 and config.expert in ACTIVATIONS:
     count = config.choices + config.shared_experts
-    smaller = dataclasses.replace(config, num_experts=0, joined_experts=count, **of_tasks)
+    smaller = dataclasses.replace(config, num_experts=0, joined_experts=count, gate_tasks=gate_tasks)
     weights = pruning.joined(model.weights, choices, config.expert_output_scale)
   else:
     kept = pruning.experts_of_tasks(choices, config.num_experts)
     count = len(next(iter(kept.values())).experts)
-    smaller = dataclasses.replace(config, num_experts=count, **of_tasks)
+    smaller = config.with_experts(count, gate_tasks=gate_tasks)
     weights = pruning.without_others(model.weights, specs, kept)
     weights = {name: w[tasks] if name.endswith('/moe/gate') else w for name, w in weights.items()}
   for layer, of_layer in choices.items():

@@ -59,6 +59,9 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: TaggedV
   for pair in dev_lines.find_pairs(config, split) if config.tag_target else ():
     # Refuses a language the model does not know, before any work.
     language_tags.around(config.tag_sides, source_vocab.tag_id, EOS, languages(pair))
+    if not config.has_task(pair.source, pair.target):
+      known = ', '.join(name for name, _ in config.gate_tasks)
+      raise UserError(f'gate={config.gate!r} was trained with {known}; saw {pair.name}: leave it out of pairs')
   first = slice(max_sentences or None)
   return [
     HeldOut(pair.name, pair.source, pair.target, languages(pair), sources[first], targets[first])

@@ -215,6 +215,10 @@ class DataConfig(BatchConfig):
     """The rule that is asked for the vocabulary of a side: 'source', 'target' or 'shared'."""
     return self.source_normalization if side == 'source' else self.target_normalization
 
+  def has_task(self, source: str, target: str) -> bool:
+    """Whether a gate by task was trained with a pair; True without such a gate."""
+    return not self.gate_tasks or not {target, f'{source}-{target}'}.isdisjoint(dict(self.gate_tasks))
+
   @property
   def tags_both(self) -> bool:
     """Whether both sides have tags; that of the target is then the first symbol of a translation."""
@@ -279,7 +283,7 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   def task_tags(self) -> TaskTags | None:
     """Tags of the tasks of a gate by task; None: it has one task, or there is no such gate."""
     tags = tuple(of_task for _, of_task in self.gate_tasks)
-    if not (self.num_experts and any(tags)):
+    if not (self.num_experts and any(tags) and len(tags) > 1):
       return None
     return TaskTags(('src', 'tgt') if self.tags_both else ('src',), tags)
 

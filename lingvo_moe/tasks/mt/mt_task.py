@@ -129,8 +129,11 @@ class TranslationTask(task.Task):
       for field in ('tag_target', 'tag_sides', 'begin'):
         if (ours := getattr(self.config, field)) != (theirs := getattr(other.config, field)):
           raise UserError(f'runs of an ensemble share {field}; saw {ours!r} in the first, and {theirs!r} in {name}')
-      if (ours := self.config.gate_tasks) and (theirs := other.config.gate_tasks) and ours != theirs:
-        raise UserError(f'gates by task of an ensemble have one list of tasks; {name} has another')
+      if other.config.gate_tasks not in ((), self.config.gate_tasks):
+        raise UserError(
+          f'gates by task of an ensemble have the list of tasks of its first run; {name} has another: give it first, '
+          'with runs of that list or without one'
+        )
     return EnsembleConfig([self.config, *(other.config for _, other in others)])
 
   def choose_target(self, asked: str | None, source: str | None = None) -> language_tags.Languages:
@@ -157,8 +160,7 @@ class TranslationTask(task.Task):
     except UserError:
       known_pairs = set()
     pairs = known_pairs | set(parallel.languages_of(names - {'-'.join(pair) for pair in known_pairs}))
-    trained = {name for name, _ in self.config.gate_tasks}
-    return sorted(pair for pair in pairs if not trained or {pair[1], '-'.join(pair)} & trained)
+    return sorted(pair for pair in pairs if self.config.has_task(*pair))
 
   def router(
     self, runner: task.Runner

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lingvo_moe.config import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.storage import files, json_files
@@ -37,6 +38,10 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   if config.tag_target is None:  # decoder and translate could not tell without the training corpus
     targets = {pair.target for pair in dev_lines.trained_pairs(config)}
     config = dataclasses.replace(config, tag_target=config.tags(targets))
+  tasks = _task_languages(config)
+  if len(tasks) > 1 and not config.tag_target:
+    names = ', '.join(map('-'.join, tasks))
+    fields.refuse(config, 'tag_target', f'True with gate={config.gate!r}', f'only tags tell {names} apart: set it')
   if config.several_sentences is None or config.long_line is None:
     several, long = _training_lines(config)
     config = dataclasses.replace(config, several_sentences=several, long_line=long)
@@ -48,10 +53,12 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
     for pair in dev_lines.trained_pairs(config):
       languages = language_tags.of_pair(True, config.tag_sides, pair.source, pair.target)
       config.tags_around(next(iter(vocabs.values())), languages)
-  changes, copies = {'gate_tasks': _gate_tasks(config, next(iter(vocabs.values())))}, []
-  if len(changes['gate_tasks']) == 1 and not resumed:
+  tag_id = next(iter(vocabs.values())).tag_id
+  tags_of = lambda task: tuple(tag_id(language) for language in task if config.tag_target)
+  changes, copies = {'gate_tasks': tuple(('-'.join(task), tags_of(task)) for task in tasks)}, []
+  if len(tasks) == 1 and not resumed:
     print(
-      f'gate={config.gate!r} sees one task, {changes["gate_tasks"][0][0]}: it uses {config.choices} of '
+      f'gate={config.gate!r} sees one task, {"-".join(tasks[0])}: it uses {config.choices} of '
       f'{config.num_experts} experts in each MoE layer',
       file=sys.stderr,
     )
@@ -72,14 +79,12 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
 
 
-def _gate_tasks(config: MtConfig, vocab: TaggedVocab) -> tuple[tuple[str, tuple[int, ...]], ...]:
-  """Tasks of a gate by task, and the ids of their tags, given the vocabulary with these."""
+def _task_languages(config: MtConfig) -> list[tuple[str, ...]]:
+  """Languages of each task of a gate by task, sorted: (target,) or (source, target)."""
   if not (config.num_experts and config.moe_gate.tasks):
-    return ()
-  languages_of = (lambda pair: pair[1:]) if config.gate == 'by_target' else lambda pair: pair
-  languages = {languages_of((pair.source, pair.target)) for pair in dev_lines.trained_pairs(config)}
-  tags_of = lambda task: tuple(vocab.tag_id(language) for language in task if config.tag_target)
-  return tuple(('-'.join(task), tags_of(task)) for task in sorted(languages))
+    return []
+  first = 1 if config.gate == 'by_target' else 0
+  return sorted({(pair.source, pair.target)[first:] for pair in dev_lines.trained_pairs(config)})
 
 
 def _training_lines(config: DataConfig) -> TrainingLines:

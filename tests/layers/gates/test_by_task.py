@@ -95,6 +95,11 @@ def batch_of(sources, targets, length=16):
   return {name: tf.constant(x) for name, x in zip(names, (*source, before, *target), strict=True)}
 
 
+def test_one_task_needs_no_tags_to_be_known():
+  assert OF_PAIRS.task_tags.tags == ((10, 11), (11, 10), (12, 10), (12, 11))
+  assert dataclasses.replace(OF_PAIRS, gate_tasks=PAIRS[:1]).task_tags is None
+
+
 def weights_of(config):
   return theta_of(config.program().model, seed=3, scale=0.5)
 
