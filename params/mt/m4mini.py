@@ -221,7 +221,7 @@ class FromEnglishXsByLanguage(FromEnglishXsMoE32E):
 
   Counts are without the gate's rows of all but one language, 128 weights each.
 
-  Result:  not yet run
+  Result:  dev loss 4.511 after 1950 packed steps (by token: 4.555); not run to its end. docs/quality.md.
   """
 
   gate: str = 'by_target'

@@ -115,7 +115,8 @@ class Student(DeEn):
   arXiv 2006.10369); with one key/value head a step of decoding reads a quarter of the keys and values (GQA, arXiv
   2305.13245). lingvo-moe distill makes the text.
 
-  Result:  not yet run
+  Result:  test_2016_flickr, distilled by mt.starter.MoE8E (40.8), step 3500 and 400 more: 39.7 BLEU;
+           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0. docs/quality.md.
   """
 
   vocab_by_corpus: bool = True
