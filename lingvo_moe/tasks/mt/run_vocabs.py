@@ -79,9 +79,9 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
 
 
-def _task_languages(config: MtConfig) -> list[tuple[str, ...]]:
+def _task_languages(config: DataConfig) -> list[tuple[str, ...]]:
   """Languages of each task of a gate by task, sorted: (target,) or (source, target)."""
-  if not (config.num_experts and config.moe_gate.tasks):
+  if not (getattr(config, 'num_experts', 0) and config.moe_gate.tasks):  # a DataConfig has no model
     return []
   first = 1 if config.gate == 'by_target' else 0
   return sorted({(pair.source, pair.target)[first:] for pair in dev_lines.trained_pairs(config)})
