@@ -35,8 +35,10 @@ PLATFORMS = ('tpu', 'cuda')
 OPTIONS = {
   'hierarchical': {'groups_of_experts': 4, 'num_experts': 16},
   'expert_choice': {'experts_in': 'encoder'},
+  'by_target': {'capacity_factor': None, 'tag_target': True, 'gate_tasks': (('de', (5,)), ('en', (6,)))},
+  'by_pair': {'capacity_factor': None},
 }  # of gates
-GATED = {'expert_choice': 'translation', 'soft': 'translation'}  # they have no causal decoder
+GATED = dict.fromkeys(('expert_choice', 'soft', 'by_target', 'by_pair'), 'translation')  # no causal decoder, or by tags
 ENCODER_DECODER = {'train', 'eval', 'score', 'encode', 'decode'}
 PROGRAMS = {
   'translation': ENCODER_DECODER,
