@@ -50,7 +50,10 @@ class Model(Protocol):
     """
 
   def totals(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Denominators of losses; they add up over parts of a batch."""
+    """Denominators of losses; they add up over parts of a batch.
+
+    A model whose gates have balance_over='batch' also has `choices(theta, batch, key)`: more of them, from a run of it.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
