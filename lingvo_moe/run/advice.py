@@ -104,6 +104,6 @@ class SystemTimeNotice:
     if (share := system / (user + system)) > _SYSTEM:
       self._said = True
       self._training.log.say(
-        f'{share:.0%} of the processor time of the last steps is the operating system\'s, which mostly hands out '
+        f"{share:.0%} of the processor time of the last steps is the operating system's, which mostly hands out "
         'memory and takes it back: docs/questions.md, "The system takes much of the time", has what helps'
       )

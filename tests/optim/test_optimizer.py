@@ -236,6 +236,12 @@ def test_adam_first_step_is_the_sign_of_the_gradient():
   np.testing.assert_allclose(got, [-0.1, 0.1, -0.1, -0.1, 0.1], rtol=1e-4)
 
 
+@pytest.mark.parametrize(('optimizer', 'epsilon'), [(Adam(), 1e-9), (AdamW(), 1e-8)], ids=['adam', 'adamw'])
+def test_a_gradient_as_small_as_epsilon_is_followed_by_half_a_step(optimizer, epsilon):
+  weight, _ = run(optimizer, VECTOR, np.zeros(5), [np.full(5, epsilon)])  # rate * g / (|g| + epsilon)
+  np.testing.assert_allclose(weight, np.full(5, -0.1 / 2), rtol=1e-5)
+
+
 def test_slots_are_float32_whatever_the_weight():
   spec = WeightSpec((4, 5), 'MH', Constant(0.0), factored='MH', dtype=tf.bfloat16)
   for optimizer in (Adafactor(), Adam()):

@@ -56,6 +56,18 @@ def test_a_token_chooses_within_its_best_groups():
   np.testing.assert_array_equal(two.expert_GSR[0], [[0, 3]])
 
 
+def test_the_balance_loss_of_sigmoid_scores_has_shares_that_sum_to_one():
+  routing = route(TopK(1, router_score='sigmoid'), [logit([0.8, 0.4]), logit([0.6, 0.2])])
+  # Both choose expert 0, whose shares are 2/3 and 3/4: E * (1 * 17/24 + 0 * 7/24).
+  np.testing.assert_allclose(routing.stats.aux_loss, 2 * 17 / 24, rtol=1e-5)
+
+
+def test_the_margin_is_that_of_the_groups_where_theirs_is_smaller():
+  gate = TopK(1, router_score='sigmoid', groups_of_experts=2, chosen_groups=1)
+  routing = route(gate, [logit([0.9, 0.3, 0.8, 0.39])])  # groups by 1.2 and 1.19; then 0.9 before 0.3
+  np.testing.assert_allclose(routing.margin_GS[0], [0.01], atol=1e-6)
+
+
 @pytest.mark.parametrize('seed', range(3))
 def test_choices_and_weights_are_those_of_a_plain_loop(seed):
   rng = np.random.default_rng(seed)
