@@ -9,12 +9,13 @@ import re
 import time
 
 import pytest
+import regex
 
 import lingvo_moe
 
 ROOT = pathlib.Path(lingvo_moe.__file__).parent
-READERS = ('core', 'corpora', 'documents', 'engine', 'serving')  # folders of modules that read text of strangers
-PREFIXES = ('', '<', '<a "', '&', '1', 'a', '\n', '{\\', '/')
+OURS = ROOT / 'addons' / 'analysis'  # reads programs that XLA writes
+PREFIXES = ('', '<', '<a "', '&', '1', 'a', '\n', '{\\', '/', '%', '{', 'a@')
 UNITS = (
   *(
     'a',
@@ -57,7 +58,25 @@ UNITS = (
     '<meta ',
     '=" ',
   ),
-  *(' name="', ' -->', '\n-', '\n<i>'),
+  *(
+    ' name="',
+    ' -->',
+    '\n-',
+    '\n<i>',
+    '%',
+    '0',
+    '%s',
+    'a%',
+    '{a} ',
+    '{a,plural,',
+    "'{",
+    '}',
+    'a@',
+    'a.',
+    '://',
+    ':a',
+    '\t',
+  ),
 )
 LENGTH, MEASURED = 8_000, 0.003  # characters, and the seconds from which times are compared
 
@@ -71,7 +90,7 @@ def calls(path):
 
 def compiled(value, depth=0):
   """Patterns among the values of a module."""
-  if isinstance(value, re.Pattern):
+  if isinstance(value, re.Pattern | regex.Pattern):
     yield value
   elif dataclasses.is_dataclass(value) and not isinstance(value, type):
     yield from compiled([getattr(value, field.name) for field in dataclasses.fields(value)], depth + 1)
@@ -83,19 +102,22 @@ def compiled(value, depth=0):
 def patterns():
   """Each pattern, and whether it is only ever looked for at the begin of a text."""
   found = {}
-  for folder in READERS:
-    for path in sorted((ROOT / folder).rglob('*.py')):
-      module = importlib.import_module('.'.join(('lingvo_moe', *path.relative_to(ROOT).with_suffix('').parts)))
-      used = list(calls(path))
-      own = {}  # with how it is used
-      for name, value in vars(module).items():
-        own |= {pattern: {method for of, method, _ in used if of == name} or {'search'} for pattern in compiled(value)}
-      for of, method, argument in used:
-        if of == 're' and method not in ('escape', 'compile') and isinstance(argument, ast.Constant):
-          own[re.compile(argument.value)] = {method}
-      for pattern, methods in own.items():
-        where = pytest.param(pattern, methods <= {'match', 'fullmatch'}, id=f'{path.stem}: {pattern.pattern!r:.40}')
-        found.setdefault((pattern.pattern, pattern.flags), where)
+  for path in sorted(ROOT.rglob('*.py')):
+    if OURS in path.parents or not re.search(
+      r'^\s*(import (re|regex)\b|from (re|regex) )', path.read_text(encoding='utf-8'), re.M
+    ):
+      continue
+    module = importlib.import_module('.'.join(('lingvo_moe', *path.relative_to(ROOT).with_suffix('').parts)))
+    used = list(calls(path))
+    own = {}  # with how it is used
+    for name, value in vars(module).items():
+      own |= {pattern: {method for of, method, _ in used if of == name} or {'search'} for pattern in compiled(value)}
+    for of, method, argument in used:
+      if of in ('re', 'regex') and method not in ('escape', 'compile') and isinstance(argument, ast.Constant):
+        own[getattr(module, of).compile(argument.value)] = {method}
+    for pattern, methods in own.items():
+      where = pytest.param(pattern, methods <= {'match', 'fullmatch'}, id=f'{path.stem}: {pattern.pattern!r:.40}')
+      found.setdefault((pattern.pattern, pattern.flags), where)
   return list(found.values())
 
 

@@ -67,8 +67,8 @@ def sentences(line: str, language: str) -> list[str]:
   for sentence in sentence_texts:
     starts.append(plain.index(sentence, end))
     end = starts[-1] + len(sentence)
-  whole = placeholders.find(line)
-  starts = [at for at in starts[1:] if not any(begin < at < end for begin, end in whole)]
+  within = {at for begin, end in placeholders.find(line) for at in range(begin + 1, end)}
+  starts = [at for at in starts[1:] if at not in within]
   return [line[a:b] for a, b in zip([0, *starts], [*starts, len(line)], strict=True)]
 
 

@@ -8,12 +8,12 @@ import io
 import os
 import re
 import zipfile
-import zlib
 from collections.abc import Sequence
 
 from lingvo_moe.addons.documents.formats import DOCX, HTML, ODT, SRT, Markup
 from lingvo_moe.addons.documents.markup import MarkedUp
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora.packed import DAMAGE
 from lingvo_moe.text.inline_placement import Aligned
 
 _MARKUPS = {'.html': HTML, '.htm': HTML, '.srt': SRT}
@@ -116,6 +116,6 @@ def _unpacked(data: bytes, suffix: str, most: int) -> list[tuple[zipfile.ZipInfo
           raise UserError(f'a file must unpack to at most {most} bytes: send a smaller one')
   except UserError:
     raise
-  except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as e:
+  except DAMAGE as e:
     raise UserError(f'the file is not a whole {suffix} file: {e!s:.100}') from None
   return entries
