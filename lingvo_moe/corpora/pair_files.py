@@ -325,18 +325,15 @@ def _text_columns(rows: Sequence[Sequence[str]], sides: Sequence[str], path: str
   texts = []
   for place, cells in enumerate(columns):
     cells = [cell for cell in cells if cell.strip()]
-    is_text = 2 * sum(_NO_TEXT.fullmatch(cell.strip()) is None for cell in cells) > len(cells)
-    if (
-      is_small
-      or is_text
-      and (len(columns) == 2 or (2 * len(cells) > len(rows) and (len({*cells}) > 1 or len(rows) == 1)))
-    ):
+    is_full = len(columns) == 2 or (2 * len(cells) > len(rows) and (len({*cells}) > 1 or len(rows) == 1))
+    if is_small or (is_full and 2 * sum(_NO_TEXT.fullmatch(cell.strip()) is None for cell in cells) > len(cells)):
       texts.append(place)
   if len(columns) < 2:
-    begin = columns[0][0] if columns else ''
-    form = 'with | between the cells' if '|' in begin else 'a PO catalogue' if re.match('#|msgid ', begin) else 'lines'
+    cells = columns[0] if columns else ('',)
+    is_po = any(cell.startswith('msgid ') for cell in cells)
+    form = 'a PO catalogue' if is_po else 'with | between the cells' if '|' in cells[0] else 'lines'
     raise UserError(
-      f'pairs are in two columns of TSV or CSV; {path} is {form} ({text.shortened(begin, 30)!r}): write it as TSV, '
+      f'pairs are in two columns of TSV or CSV; {path} is {form} ({text.shortened(cells[0], 30)!r}): write it as TSV, '
       'TMX or JSON lines'
     )
   if len(texts) != 2 or {*texts} & {*itertools.chain(*_named(rows[0], sides))}:

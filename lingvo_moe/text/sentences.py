@@ -279,7 +279,9 @@ class Paragraphs:
     task = max(tasks, key=len, default='')
     while True:
       unsure = {piece for text_pieces in pieces for piece in text_pieces if len(piece) > 1} - fitting
-      long = sorted(piece for piece in unsure if len((task + piece).encode()) + 4 > self._max_length)  # a token has a byte
+      long = sorted(
+        piece for piece in unsure if len((task + piece).encode()) + 4 > self._max_length
+      )  # a token has a byte
       over = {long[k] for k in self._translator.too_long([task + piece for piece in long], target)} if long else set()
       if not over:
         return cut

@@ -84,9 +84,9 @@ def test_the_task_that_a_text_begins_with_is_before_each_of_its_parts(task):
   paragraphs = sentences.Paragraphs(translator, 'auto', ONE_EACH, 100)
   [[h]] = paragraphs.translate([text], None, ['en']).hypotheses
   assert translator.seen == [f'{task}A dog runs.', f'{task}Two dogs sleep.', f'{task}Yes.']
-  assert paragraphs.plan([f'{task}Yes.', task, 'Translate it to German: One dog. Two dogs.'], None, ['en'] * 3).parts == [
-    *(f'{task}Yes.', task, 'Translate it to German: One dog.', 'Two dogs.')
-  ]
+  assert paragraphs.plan(
+    [f'{task}Yes.', task, 'Translate it to German: One dog. Two dogs.'], None, ['en'] * 3
+  ).parts == [*(f'{task}Yes.', task, 'Translate it to German: One dog.', 'Two dogs.')]
   sentences.Paragraphs(translator, 'auto', ONE_EACH, 40).translate([task + 'one two three four five six'], None, ['en'])
   assert all(part.startswith(task) and len(part) <= 40 for part in translator.seen)
 

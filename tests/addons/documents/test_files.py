@@ -82,7 +82,10 @@ def test_a_damaged_entry_is_refused_however_it_is_packed(compression):
 def test_line_ends_may_be_cr_alone():
   document = document_files.read('a.srt', b'1\r00:01 --> 00:02\rEin Hund.\r\r2\r00:03 --> 00:04\rJa.\r', 10_000)
   assert document.texts == ['Ein Hund.', 'Ja.']
-  assert document.written(map(Aligned, ['A dog.', 'Yes.'])).split() == '1 00:01 --> 00:02 A dog. 2 00:03 --> 00:04 Yes.'.split()
+  assert (
+    document.written(map(Aligned, ['A dog.', 'Yes.'])).split()
+    == '1 00:01 --> 00:02 A dog. 2 00:03 --> 00:04 Yes.'.split()
+  )
   document = document_files.read('a.txt', b'Ein Hund.\rJa.', 10_000)
   assert document.texts == ['Ein Hund.', 'Ja.'] and document.written(map(Aligned, 'ab')) == 'a\rb'
 
