@@ -33,7 +33,7 @@ _ISO_639_1 = dict(  # by ISO 639-3, which corpora and NLLB use
   ).split()
 )
 # What models of several tasks read before each text: T5 of the public class, and MADLAD-400.
-_TASK = re.compile(r'translate [A-Z]\w+ to [A-Z]\w+: |<2\w+> ')
+_TASK = re.compile(r'translate [A-Z]\w+ to [A-Z]\w+: |<2[\w-]+> ')
 _LINES = re.compile(r'[^\r\n]+[\r\n]*|[\r\n]+')
 _BREAK = re.compile(r'[\r\n]')
 _SENTENCE_ENDS = re.compile(r'(?<=[.!?…])\s+|(?<=[。！？])')
