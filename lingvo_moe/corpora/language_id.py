@@ -1,8 +1,10 @@
 """Identification of a line's language by py3langid (Lui and Baldwin 2012), as far as it is sure."""
 
+import contextlib
 import functools
 import importlib.util
 import re
+from collections.abc import Iterable
 
 _LETTERS = re.compile(r'[^\W\d_]')
 _FEW_LETTERS = 20  # fewer tell too little
@@ -26,6 +28,36 @@ def base(code: str) -> str:
 
   code = re.split('[-_]', code)[0].lower()
   return babel.core.get_global('language_aliases').get(code, code)
+
+
+def is_known(code: str) -> bool:
+  """Whether a code is that of a language."""
+  import babel
+
+  return base(code) in babel.Locale('en').languages
+
+
+@functools.cache
+def script(code: str) -> str | None:
+  """Script of a language's variant, as far as its code says it: 'Hant' of 'zh-TW'."""
+  import babel
+
+  with contextlib.suppress(babel.UnknownLocaleError, ValueError):
+    return babel.Locale.parse(code.replace('_', '-'), sep='-').script
+  return None
+
+
+def is_name(text: str, language: str, spoken: Iterable[str]) -> bool:
+  """Whether a text is a code of a language, or its name in English or in one that is spoken."""
+  import babel
+
+  if re.fullmatch(r'[A-Za-z]{2,3}([-_]\w{2,8})*', text) and base(text) == base(language):
+    return True
+  with contextlib.suppress(babel.UnknownLocaleError, ValueError):
+    return any(
+      text.lower() == babel.Locale(base(code)).languages.get(base(language), '').lower() for code in ('en', *spoken)
+    )
+  return False
 
 
 class OtherLanguage:

@@ -12,6 +12,7 @@ import io
 import lzma
 import os
 import re
+import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import IO
@@ -43,6 +44,8 @@ _NOT_TEXT = (  # (place of a signature, signature, what has it, way out)
   (0, b'PAR1\x15', 'a Parquet table', 'write its columns as text or JSON lines first'),
   (0, b'%PDF-', 'a PDF document', 'take its text out first, e.g. with pdftotext'),
 )
+# What is raised where an entry of a zip is damaged, whatever packs it, or locked by a password.
+DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, EOFError, OSError, ValueError)
 _MARKS = (  # that of UTF-32 begins as that of UTF-16 does
   (codecs.BOM_UTF32_LE, 'utf-32'),
   (codecs.BOM_UTF32_BE, 'utf-32'),
@@ -143,6 +146,8 @@ def _refuse_what_is_no_text(path: str, first: bytes, any_encoding: bool) -> None
     encoding = _encoding_without_mark(first)
   if encoding:
     raise UserError(f'text must be UTF-8; {path} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8')
+  if b'\n' not in first and b'\r' in first.rstrip(b'\r'):
+    raise UserError(f"lines end with LF; {path} has CR alone: convert it with tr '\\r' '\\n' < FILE > OTHER")
   if nuls * 50 > len(first):
     raise UserError(
       f'a corpus is text; {path} is a binary file ({nuls} of its first {len(first)} bytes are NUL): give its text, or '

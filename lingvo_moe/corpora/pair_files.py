@@ -14,14 +14,13 @@ import re
 import shutil
 import tempfile
 import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 from xml.parsers import expat
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import Advance
-from lingvo_moe.corpora import packed, parallel, text
+from lingvo_moe.corpora import language_id, packed, parallel, text
 
 _FORMATS = {
   'tmx': 'tmx',
@@ -36,6 +35,13 @@ _USUAL_NAMES = (('source', 'target'), ('src', 'tgt'))
 _BATCH = 4096  # lines
 SEPARATORS = {'comma': ',', 'semicolon': ';', 'tab': '\t'}  # of CSV
 _LONGEST_CELL = 1 << 20  # characters of a cell of CSV
+_CODE = r'([a-z]{2,3}(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)'
+_PAIR = re.compile(rf'(?<![^.-]){_CODE}-{_CODE}\Z')  # at the end of a name
+_FEW = 10  # rows, of which the two columns of a table are taken as text
+_LOOK = 200  # rows by which the columns with text are known
+_SEPARATOR = re.compile('sep=[,;]?')  # first cell of a line in which Excel says what the separator is
+# Numbers, dates, addresses, and identifiers.
+_NO_TEXT = re.compile(r'[\W\d_]*+|(?=\S*?(?:://|@))\S++|(?=[!-~]*?[\d_])[!-~]++')
 
 Side = list[bytes | None]  # lines of one side; None where a pair lacks it
 _Pairs = Iterator[tuple[str | None, str | None]]
@@ -50,8 +56,8 @@ class Texts:
     tsv: file of columns with tabs between, without quotes.
     pairs_file: file of pairs whose ending says what it is: .tmx, .jsonl, .csv, .tsv, .zip; without such an ending
       its beginning says so.
-    columns: columns of the source and the target: numbers from 1, or names in the first row, or keys of JSON; empty: 1
-      and 2, or the names of the languages or 'source' and 'target' if the first row has them.
+    columns: columns of the source and the target: numbers from 1, or names in the first row, or keys of JSON; empty:
+      those that the first row names by the languages or 'source' and 'target', else the only two with text.
     pair: the languages, as 'de-en'; '': from the ends of the files' names.
     separator: key of SEPARATORS, between the cells of CSV; '': the one by which all rows have as many.
   """
@@ -134,8 +140,10 @@ class Texts:
     for separator in SEPARATORS.values():
       with packed.opened(self._files[0]) as (_, contents):
         counts = set()
+        if named := re.match(rb'sep=([,;\t])\r?\n', contents.peek(8)):  # as Excel has it
+          return named[1].decode()
         with contextlib.suppress(csv.Error):
-          for row in filter(None, _csv(contents, separator, strict=True)):
+          for row in filter(None, _csv(_lines(contents), separator)):
             if not counts and _places(row, self._columns, self.sides):
               return separator
             counts.add(len(row))
@@ -206,6 +214,9 @@ def _languages(paths: Sequence[str], pair: str) -> tuple[str, str]:
   languages = [_ending(path) for path in paths]
   if len(paths) == 1:  # 'de-en.tmx', 'mine.de-en.tsv'
     stem = _stem(paths[0]).rpartition('.')[0].removesuffix('.txt')  # 'de-en.txt.zip' of OPUS
+    named = _PAIR.search(stem) if not pair else None
+    if named and all(map(language_id.is_known, named.groups())):
+      return named.groups()
     pair = pair or stem.rpartition('.')[2] * ('-' in stem)
   seen = f'--pair={pair}' if pair else ' and '.join(map(os.path.basename, paths))
   if pair and pair != '-'.join(languages):
@@ -238,41 +249,100 @@ def _columns_of(contents: IO[bytes]) -> Iterator[list[str]]:
   return (line.rstrip('\r\n').split('\t') for line in _lines(contents))
 
 
-def _csv(contents: IO[bytes], separator: str, strict: bool) -> Iterator[list[str]]:
+def _csv(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
   csv.field_size_limit(_LONGEST_CELL)
-  return csv.reader(_lines(contents), delimiter=separator, strict=strict)
+  return csv.reader(lines, delimiter=separator, strict=True)
 
 
 def _cells(contents: IO[bytes], separator: str, path: str) -> Iterator[list[str]]:
-  """Rows of CSV."""
-  try:
-    yield from _csv(contents, separator, strict=False)
-  except csv.Error as e:
-    raise UserError(f'{path} is not CSV ({e}): close its quotes, or write it as TSV') from None
+  """Rows of CSV. A quote mark at the beginning of a cell that does not quote the whole cell is text."""
+  taken: list[str] = []  # lines of a row
+  rows = _csv((taken.append(line) or line for line in _lines(contents)), separator)
+  cells = 0  # of the first row
+  while True:
+    taken.clear()
+    try:
+      row = next(rows)
+      is_whole = len(taken) == 1 or cells in (0, len(row))
+    except StopIteration:
+      return
+    except csv.Error:
+      row = taken[0].rstrip('\r\n').split(separator)
+      is_whole = len(taken) == 1 and cells in (0, len(row))
+    if not is_whole:
+      raise UserError(
+        f'a quote mark that begins a cell of CSV must end it; that in line {rows.line_num - len(taken) + 1} of {path} '
+        'does not, or takes in other rows: write it twice within quotes, or write the file as TSV'
+      )
+    cells = cells or len(row)
+    yield row
 
 
 def _of_table(rows: Iterator[list[str]], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:
   """Pairs of a table, whose first row may name its columns."""
-  header = next(rows, None)
-  if header is None:
+  first = [row for row in itertools.islice(rows, _LOOK) if not (row and _SEPARATOR.fullmatch(row[0]))]
+  if not first:
     return
-  place = _places(header, columns, sides)
-  if place is None and (not columns or columns[0].isdecimal()):
-    place = [int(column) - 1 for column in columns or ('1', '2')]
-    rows = itertools.chain([header], rows)
-  if place is None:
-    raise UserError(f'--columns={",".join(columns)} must be names in the first row of {path}; it has {_some(header)}')
-  for row in rows:
+  place = names = _places(first[0], columns, sides)
+  if columns and columns[0].isdecimal():
+    place = [int(column) - 1 for column in columns]
+    if names == place[::-1]:
+      raise UserError(
+        f'--columns={",".join(columns)} are {" and ".join(sides)}; the first row of {path} has {_some(first[0])}: '
+        'exchange the numbers, or the languages of --pair'
+      )
+  elif columns and names is None:
+    raise UserError(f'--columns={",".join(columns)} must be names in the first row of {path}; it has {_some(first[0])}')
+  place = place or _text_columns(first, sides, path)
+  for row in itertools.chain(first[names is not None :], rows):
     yield tuple(row[i] if i < len(row) else None for i in place)
 
 
 def _places(header: Sequence[str], columns: Sequence[str], sides: Sequence[str]) -> list[int] | None:
   """Places of source and target in a row that names its columns; None in one that does not."""
-  if columns and columns[0].isdecimal():
-    return None
-  names = [cell.strip().lower() for cell in header]
-  wanted = [[name.lower() for name in columns]] if columns else [[side.lower() for side in sides], *_USUAL_NAMES]
-  return next(([names.index(name) for name in pair] for pair in wanted if set(pair) <= set(names)), None)
+  names = [cell.strip(' "').lower() for cell in header]
+  by_name = columns and not columns[0].isdecimal()
+  wanted = [[name.lower() for name in columns]] if by_name else [[side.lower() for side in sides], *_USUAL_NAMES]
+  for pair in wanted:
+    if set(pair) <= set(names):
+      return [names.index(name) for name in pair]
+  source, target = _named(header, sides)
+  return [*source, *target] if not by_name and len(source) == len(target) == 1 and source != target else None
+
+
+def _named(header: Sequence[str], sides: Sequence[str]) -> tuple[list[int], list[int]]:
+  """Places of the cells that name the source, and the target: codes with or without a region, or names."""
+  return tuple(
+    [i for i, cell in enumerate(header) if language_id.is_name(cell.strip(' "'), side, sides)] for side in sides
+  )
+
+
+def _text_columns(rows: Sequence[Sequence[str]], sides: Sequence[str], path: str) -> list[int]:
+  """Places of the two columns with text: neither numbers, addresses or codes, nor one value alone, nor mostly empty."""
+  rows = list(filter(None, rows))
+  columns = list(itertools.zip_longest(*rows, fillvalue=''))
+  is_small = len(columns) == 2 and len(rows) < _FEW
+  texts = []
+  for place, cells in enumerate(columns):
+    cells = [cell for cell in cells if cell.strip()]
+    is_full = len(columns) == 2 or (2 * len(cells) > len(rows) and (len({*cells}) > 1 or len(rows) == 1))
+    if is_small or (is_full and 2 * sum(_NO_TEXT.fullmatch(cell.strip()) is None for cell in cells) > len(cells)):
+      texts.append(place)
+  if len(columns) < 2:
+    cells = columns[0] if columns else ('',)
+    is_po = any(cell.startswith('msgid ') for cell in cells)
+    form = 'a PO catalogue' if is_po else 'with | between the cells' if '|' in cells[0] else 'lines'
+    raise UserError(
+      f'pairs are in two columns of TSV or CSV; {path} is {form} ({text.shortened(cells[0], 30)!r}): write it as TSV, '
+      'TMX or JSON lines'
+    )
+  if len(texts) != 2 or {*texts} & {*itertools.chain(*_named(rows[0], sides))}:
+    seen = ', '.join(f'{i} {text.shortened(cell, 30)!r}' for i, cell in enumerate(rows[0][:8], start=1))
+    raise UserError(
+      f'a table names its columns in the first row, {" and ".join(sides)}, or has two columns of text; {path} has '
+      f'{len(texts)} of {len(columns)}, and begins with {seen}: say which two, e.g. --columns=1,2'
+    )
+  return texts
 
 
 def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:
@@ -306,13 +376,22 @@ def _of_tmx(contents: IO[bytes], sides: Sequence[str], path: str) -> _Pairs:
   """Pairs of the translation units of TMX. Codes within a segment (bpt, ept, it, ph, ut) are no text."""
   reader = _Tmx(path)
   seen: set[str] = set()
+  variants: list[set[str]] = [set(), set()]  # of each side, that were read
   has_pair = False
   try:
     for block in iter(lambda: contents.read(1 << 16), b''):
       reader.parser.Parse(block)
       units, reader.units = reader.units, []
       for unit in units:
-        pair = tuple(_in_language(unit, side) for side in sides)
+        segments = [_in_language(unit, side) for side in sides]
+        for side, names, found in zip(sides, variants, segments, strict=True):
+          names |= {*found}
+          if len(found) > 1 or len({*map(language_id.script, names)}) > 1:
+            ways = '-'.join(max(names) if one == side else one for one in sides)
+            raise UserError(
+              f'{path} has several variants of {side}: {_some(sorted(names))}: name one, as --pair={ways}'
+            )
+        pair = tuple(next(iter(found.values()), None) for found in segments)
         has_pair = has_pair or None not in pair
         if not has_pair and len(seen) < 20:
           seen |= set(unit)
@@ -327,12 +406,12 @@ def _of_tmx(contents: IO[bytes], sides: Sequence[str], path: str) -> _Pairs:
     )
 
 
-def _in_language(unit: dict[str, str], language: str) -> str | None:
-  """Segment of a language; without one of that very name, of one of its regions: en-US for en."""
+def _in_language(unit: dict[str, str], language: str) -> dict[str, str]:
+  """Segments by name of a language; without one of that very name, of its regions and scripts: en-US for en."""
   wanted = language.replace('_', '-').lower()
   if wanted in unit:
-    return unit[wanted]
-  return next((segment for name, segment in unit.items() if name.startswith(wanted + '-')), None)
+    return {wanted: unit[wanted]}
+  return {name: segment for name, segment in unit.items() if name.startswith(wanted + '-')}
 
 
 def _of_zip(
@@ -363,7 +442,7 @@ def _of_zip(
           contents.seek(0)
         while batch := [line.rstrip(b'\r\n') for line in itertools.islice(contents, _BATCH)]:
           yield batch
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:  # the last of a password
+    except packed.DAMAGE as e:
       raise UserError(f'{name} in {shown} is damaged or locked ({e}): fetch it again') from None
     if progress:
       progress(info.compress_size)
@@ -374,7 +453,8 @@ def _of_zip(
 class _Tmx:
   """Units of TMX as the parser meets them: the first segment of each language, by its name in small letters."""
 
-  _CODES = frozenset(('bpt', 'ept', 'it', 'ph', 'ut'))
+  _ALONE = frozenset(('it', 'ph', 'ut'))  # codes that are no part of a word, as those of line breaks
+  _CODES = frozenset(('bpt', 'ept', *_ALONE))
 
   def __init__(self, path: str):
     self.parser = expat.ParserCreate()
@@ -389,8 +469,13 @@ class _Tmx:
     self._language = ''
     self._segment: list[str] | None = None
     self._codes = 0  # elements around that are codes
+    self._has_code = False  # whether one of those that are no part of a word is behind the text
+    self._root = ''
 
   def _start(self, name: str, attributes: dict[str, str]) -> None:
+    self._root = self._root or name
+    if self._root.rpartition(':')[2].lower() != 'tmx':
+      raise UserError(f'{self._path} is XML of <{self._root:.40}>, which is not TMX: convert it to TMX or TSV')
     if name == 'tu':
       self._unit = {}
     elif name == 'tuv':
@@ -401,6 +486,7 @@ class _Tmx:
 
   def _end(self, name: str) -> None:
     self._codes -= name in self._CODES
+    self._has_code = self._has_code or name in self._ALONE
     if name == 'seg' and self._segment is not None:
       self._unit.setdefault(self._language, ''.join(self._segment))
       self._segment = None
@@ -409,7 +495,10 @@ class _Tmx:
 
   def _text(self, data: str) -> None:
     if self._segment is not None and not self._codes:
+      if self._has_code and self._segment and self._segment[-1][-1].isalnum() and data[0].isalnum():
+        self._segment.append(' ')
       self._segment.append(data)
+      self._has_code = False
 
   def _entity(self, *_) -> None:
     raise UserError(f'{self._path} defines entities of its own, which may unpack to very much: write it without')

@@ -26,7 +26,7 @@ _JAMO = re.compile(r'[\u1160-\u11ff\ud7b0-\ud7ff]')  # vowels and finals of Hang
 
 _CLUSTER = re.compile(r'.[MJ]*')
 _WORD = re.compile(r'(?:L[MJ]*(?:[:.][MJ]*(?=L))?|N[MJ]*(?:[,.][MJ]*(?=N))?|_[MJ]*)+|I[MJ]*')
-_SPACED = re.compile(r'Z*(?:I[MJ]*|[^IZ]+)')
+_SPACED = re.compile(r'(?:(?<!Z)Z++)?+(?:I[MJ]*|[^IZ]+)')
 # Runs of punctuation that a word has on one side at most. A mark makes a picture of it, such as a keycap.
 _OUTER = re.compile(r'(?<![LNMJ_P:.,])[P:.,]++(?!M)|(?<=[LNMJ_])[P:.,]++(?![LNMJ_])|W(?!N)|(?<!N)W')
 _URL = re.compile(

@@ -37,6 +37,13 @@ class Alignment(NamedTuple):
         side += [Token(piece, begin + by, end + by) for piece, begin, end in tokens]
     return cls(source, target, points)
 
+  def behind(self, place: int) -> Self:
+    """The alignment without the source tokens that begin before a place."""
+    kept = [i for i, token in enumerate(self.source) if token.begin >= place]
+    number = {i: n for n, i in enumerate(kept)}
+    points = [(number[i], j) for i, j in self.points if i in number]
+    return self._replace(source=[self.source[i] for i in kept], points=points)
+
   @property
   def links(self) -> list[tuple[int, int, int, int]]:
     """Places of the tokens of each point: begin and end in the source, begin and end in the target."""

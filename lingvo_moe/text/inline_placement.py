@@ -194,14 +194,16 @@ def _betweens(
   Out of order they go before the word that was behind them, or, where a mark was, behind that before them.
   """
   betweens, at = collections.defaultdict(list), 0
+  first_before = {after: i for i, (_, after) in reversed(list(enumerate(joints)))}  # places, by word of the source
+  last_behind = {owner: i for i, (owner, _) in enumerate(joints)}
   for number, atoms in moved:
     while joints[at][1] is not None and joints[at][1] < number:
       at += 1
     place = at
     if not in_order:
-      before = [i for i, (_, after) in enumerate(joints) if after == number and words[number].text[0].isalnum()]
-      behind = [i for i, (owner, _) in enumerate(joints) if owner == number - 1 and number]
-      place, at = [*before[:1], *behind[-1:], at][0], 0
+      place = last_behind.get(number - 1, at)
+      if number in first_before and words[number].text[0].isalnum():
+        place = first_before[number]
     betweens[place] += atoms
   return betweens
 

@@ -37,8 +37,11 @@ class _Source(NamedTuple):
       at = end
     # Punctuation that follows a placeholder follows the word before: a space before it is no text, nor is punctuation
     # at the beginning.
+    first = 0  # of the atoms with text; those that lose theirs are passed over
     for i in kept:
-      begins = not any(atom.text.strip() for atom in atoms[:i])
+      while first < i and not atoms[first].text.strip():
+        first += 1
+      begins = first == i
       for j in range(i + 1, len(atoms)):
         if not atoms[j].text or not (begins and (atoms[j].is_space or _PUNCTUATION.match(atoms[j].text))):
           break
@@ -69,10 +72,10 @@ class _Source(NamedTuple):
   def _alignment(self, alignment: Alignment, translation: str, written: Sequence[Atom]) -> Alignment:
     """The alignment with places in the whole texts, and each placeholder as a token."""
     kept = {id(self.atoms[i]): number for number, i in enumerate(self.kept)}
-    sides, numbers, tokens_of = [], [], ({}, {})
+    sides, numbers, numbers_of = [], [], []
     texts = ''.join(atom.text for atom in self.atoms), translation
-    for tokens, plain, atoms, own in zip(alignment[:2], texts, (self.atoms, written), tokens_of):
-      places, at, side = [], 0, []
+    for of_text, plain, atoms in zip(alignment[:2], texts, (self.atoms, written)):
+      places, at, side, own = [], 0, [], {}  # own: the token of each placeholder, by its number
       for atom in atoms:
         shown = atom.raw or atom.text
         places += [at + i for i, c in enumerate(shown) if atom.text and not c.isspace()]
@@ -80,17 +83,17 @@ class _Source(NamedTuple):
           own[kept[id(atom)]] = Token(shown, at, at + len(shown))
         at += len(shown)
       before = [0, *itertools.accumulate(not c.isspace() for c in plain)]  # visible characters before each place
-      for piece, begin, end in tokens:
+      for piece, begin, end in of_text:
         first, last = before[begin], before[end]
         begin = places[first] if first < len(places) else at
         side.append(Token(piece, begin, places[last - 1] + 1 if last > first else begin))
-      order = sorted(range(len(side) + len(own)), key=[t.begin for t in (*side, *own.values())].__getitem__)
-      sides.append([(*side, *own.values())[i] for i in order])
+      tokens = [*side, *own.values()]
+      order = sorted(range(len(tokens)), key=lambda i: tokens[i].begin)
+      sides.append([tokens[i] for i in order])
       numbers.append({old: new for new, old in enumerate(order)})
+      numbers_of.append(dict(zip(own, [numbers[-1][len(side) + k] for k in range(len(own))])))
     points = [(numbers[0][i], numbers[1][j]) for i, j in alignment.points]
-    for number in tokens_of[0].keys() & tokens_of[1].keys():
-      pair = (sides[side].index(tokens_of[side][number]) for side in (0, 1))
-      points.append(tuple(pair))
+    points += [(numbers_of[0][i], numbers_of[1][i]) for i in numbers_of[0].keys() & numbers_of[1].keys()]
     return Alignment(*sides, sorted(points, key=lambda point: point[::-1]))
 
 

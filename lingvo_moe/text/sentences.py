@@ -32,6 +32,8 @@ _ISO_639_1 = dict(  # by ISO 639-3, which corpora and NLLB use
     'pol:pl por:pt ron:ro rus:ru slk:sk slv:sl spa:es srp:sr swe:sv tam:ta tel:te tur:tr ukr:uk urd:ur vie:vi zho:zh'
   ).split()
 )
+# What models of several tasks read before each text: T5 of the public class, and MADLAD-400.
+_TASK = re.compile(r'translate [A-Z]\w+ to [A-Z]\w+: |<2[\w-]+> ')
 _LINES = re.compile(r'[^\r\n]+[\r\n]*|[\r\n]+')
 _BREAK = re.compile(r'[\r\n]')
 _SENTENCE_ENDS = re.compile(r'(?<=[.!?…])\s+|(?<=[。！？])')
@@ -67,8 +69,8 @@ def sentences(line: str, language: str) -> list[str]:
   for sentence in sentence_texts:
     starts.append(plain.index(sentence, end))
     end = starts[-1] + len(sentence)
-  whole = placeholders.find(line)
-  starts = [at for at in starts[1:] if not any(begin < at < end for begin, end in whole)]
+  within = {at for begin, end in placeholders.find(line) for at in range(begin + 1, end)}
+  starts = [at for at in starts[1:] if at not in within]
   return [line[a:b] for a, b in zip([0, *starts], [*starts, len(line)], strict=True)]
 
 
@@ -102,9 +104,10 @@ class _Arranged(NamedTuple):
 
   parts: list[str]
   spaces: list[str]
+  task: str = ''  # that the text begins with, and each part with it
 
   @classmethod
-  def of(cls, text: str, pieces: Sequence[str]) -> Self:
+  def of(cls, text: str, pieces: Sequence[str], task: str = '') -> Self:
     """Pieces of a text, which together are the text, without outer spaces; a single line is translated as it is."""
     parts, spaces = [], ['']
     for piece in pieces if len(pieces) > 1 or _BREAK.search(text) else ():
@@ -112,9 +115,9 @@ class _Arranged(NamedTuple):
       before, after = piece.split(part, 1) if part else (piece, '')
       spaces[-1] += before
       if part:
-        parts.append(part)
+        parts.append(task + part)
         spaces.append(after)
-    return cls(parts, spaces) if parts else cls([text], ['', ''])
+    return cls(parts, spaces, task) if parts else cls([task + text], ['', ''], task)
 
   def joined(self, hypotheses: Sequence[Sequence[Any]], are_samples: bool = False) -> list[Any]:
     """Hypotheses of the text, given those of its parts: the combinations of the largest sums of scores, best first.
@@ -141,17 +144,17 @@ class _Arranged(NamedTuple):
       combination, part_hypothesis = combination
       parts.append(part_hypothesis)
     parts.reverse()
-    texts, last, begin, length, log_prob, alignments = [], '', 0, 0, 0.0, []
+    texts, last, begin, length, log_prob, alignments = [], '', len(self.task), 0, 0.0, []
     for part_hypothesis, part, space in zip(parts, self.parts, self.spaces):
       begin += len(space)
       between = _between(last, space, part_hypothesis.text)
       length += len(between)
       if alignment := getattr(part_hypothesis, 'alignment', None):
-        alignments.append((alignment, begin, length))
+        alignments.append((alignment.behind(len(self.task) if alignments else 0), begin - len(self.task), length))
       texts += [between, part_hypothesis.text]
       last = (part_hypothesis.text or between or last)[-1:]
       begin, length, log_prob = (
-        begin + len(part),
+        begin + len(part) - len(self.task),
         length + len(part_hypothesis.text),
         log_prob + part_hypothesis.log_prob,
       )
@@ -255,9 +258,11 @@ class Paragraphs:
     """Parts of texts, each translated alone; arguments as of `translate`."""
     if self._mode == 'never' or request.prefix:
       return Plan.of_whole(texts)
+    tasks = [found[0] if (found := _TASK.match(text)) else '' for text in texts]
+    texts = [text[len(task) :] for text, task in zip(texts, tasks, strict=True)]
     pieces = [self._split(text, language) for text, language in zip(texts, languages, strict=True)]
-    cut = self._cut(pieces, target)
-    arranged = [_Arranged.of(text, text_pieces) for text, text_pieces in zip(texts, pieces, strict=True)]
+    cut = self._cut(pieces, target, tasks)
+    arranged = [_Arranged.of(*of_text) for of_text in zip(texts, pieces, tasks, strict=True)]
     return Plan(arranged, cut, self._translator.sampling(request)[0] == 'sample')
 
   def _split(self, text: str, language: str) -> list[str]:
@@ -268,13 +273,16 @@ class Paragraphs:
       pieces += sentences(line, language) if is_split else [line]
     return pieces
 
-  def _cut(self, pieces: list[list[str]], target: Any) -> set[int]:
-    """Cuts pieces over the length, until all fit; returns the numbers of their texts."""
+  def _cut(self, pieces: list[list[str]], target: Any, tasks: Sequence[str]) -> set[int]:
+    """Cuts pieces over the length with their tasks, until all fit; returns the numbers of their texts."""
     cut, fitting = set(), set()
+    task = max(tasks, key=len, default='')
     while True:
       unsure = {piece for text_pieces in pieces for piece in text_pieces if len(piece) > 1} - fitting
-      long = sorted(piece for piece in unsure if len(piece.encode()) + 4 > self._max_length)  # a token has a byte
-      over = {long[k] for k in self._translator.too_long(long, target)} if long else set()
+      long = sorted(
+        piece for piece in unsure if len((task + piece).encode()) + 4 > self._max_length
+      )  # a token has a byte
+      over = {long[k] for k in self._translator.too_long([task + piece for piece in long], target)} if long else set()
       if not over:
         return cut
       fitting |= {*long} - over

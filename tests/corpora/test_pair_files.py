@@ -72,7 +72,6 @@ def test_csv_without_a_header_is_read_right_or_asked_about(tmp_path_factory, row
     ('Ja, gut;Yes\nNein;No, no, no\n', [('Ja, gut', 'Yes'), ('Nein', 'No, no, no')]),
     ('a;b\n\nc\nd;e;f\n', [('a', 'b'), ('c', None), ('d', 'e')]),  # no other divides a row
     ('a;b, c\n\nd;e, f, g\n\n', [('a', 'b, c'), ('d', 'e, f, g')]),  # an empty line is no row
-    ('allein\n', [('allein', None)]),
     ('en,de\n"Yes; a",Ja;\nNo\n', [('Ja;', 'Yes; a'), (None, 'No')]),  # named in the first row
     ('de,en\na;b,c\nd;e\n', [('a;b', 'c'), ('d;e', None)]),
   ],
@@ -103,9 +102,72 @@ def test_csv_that_several_separators_divide_is_asked_about(tmp_path, content, se
 def test_tsv_has_no_quotes_and_may_have_names(tmp_path):
   (tmp_path / 'a.tsv').write_text('en\tde\n"Yes\tJa"\nNo\n')
   assert read(tmp_path / 'a.tsv') == [('Ja"', '"Yes'), (None, 'No')]
-  assert read(tmp_path / 'a.tsv', columns=('1', '2'))[0] == ('en', 'de')
+  assert read(tmp_path / 'a.tsv', columns=('2', '1'))[0] == ('Ja"', '"Yes')
   with pytest.raises(UserError, match="--columns=x,en must be names in the first row of .*; it has 'en', 'de'"):
     read(tmp_path / 'a.tsv', columns=('x', 'en'))
+
+
+TEXTS = ('Der Hund läuft.', 'The dog runs.'), ('Ja.', 'Yes.'), ('3 Katzen', '3 cats')
+
+
+@pytest.mark.parametrize(
+  ('header', 'row', 'columns', 'ending'),
+  [
+    ('en-US,de-DE', '{1},{0}', '', 'csv'),
+    ('English,German', '{1},{0}', '', 'csv'),
+    ('id,en_US,DEU', '{i},{1},{0}', '', 'csv'),
+    ('id;Deutsch;English', '{i};{0};{1}', '', 'csv'),
+    ('sep=;\nid;Deutsch;Englisch', '{i};{0};{1}', '', 'csv'),
+    ('sep=;', '{0};{1}', '', 'csv'),
+    ('', '{i}\t{0}\t9{i}\t{1}', '', 'tsv'),  # Tatoeba
+    ('', '1.{i}9\t{0}\t{1}', '', 'tsv'),  # WikiMatrix
+    ('', 'http://a.de/{i}\thttp://b.org/?q={i}\t{0}\t{1}', '', 'tsv'),  # ParaCrawl
+    ('', 'deu\ts_{i}\t{0}\t\t{1}', '', 'tsv'),
+    ('id\tde-AT\ten\tnote', '{i}\t{0}\t{1}\tx {i}', '2,3', 'tsv'),
+    ('de\ten\tfr', '{0}\t{1}\tx {i}', '', 'tsv'),
+  ],
+)
+def test_columns_are_known_by_codes_and_names_of_languages_or_as_those_with_text(
+  tmp_path, header, row, columns, ending
+):
+  """Kind: a table of which other columns than those of the two languages become a corpus."""
+  rows = [row.format(*pair, i=i) for i, pair in enumerate(TEXTS)]
+  (tmp_path / f'a.{ending}').write_text('\n'.join([header] * bool(header) + rows))
+  assert tuple(read(tmp_path / f'a.{ending}', columns=columns.split(',') if columns else ())) == TEXTS
+
+
+@pytest.mark.parametrize(
+  ('content', 'columns', 'message'),
+  [
+    ('a b\tc d\te f\ng h\ti j\tk l\n', (), "has 3 of 3, and begins with 1 'a b', 2 'c d', 3 'e f': .*--columns=1,2"),
+    ('id\tGerman\tTranslation\n1\ta b\tc d\n2\te f\tg h\n', (), "begins with 1 'id', 2 'German', 3 'Translation'"),
+    ('de\ten-US\ten-GB\na b\tc d\te f\n', (), "begins with 1 'de', 2 'en-US', 3 'en-GB'"),
+    ('en\tde\nYes\tJa\n', (1, 2), "--columns=1,2 are de and en; the first row of .* has 'en', 'de': exchange"),
+    ('1\thttp://a.b\n' * 10, (), 'has 0 of 2'),
+    ('| a | b |\n| c | d |\n', (), r"is with \| between the cells \('\| a \| b \|'\): write it as TSV"),
+    ('msgid "a"\nmsgstr "b"\n', (), 'is a PO catalogue'),
+    ('eins\nzwei\n', (), "is lines \\('eins'\\)"),
+    ('de\ten\rJa\tYes\rNein\tNo\r', (), 'lines end with LF; .* has CR alone'),
+    ('<?xml version="1.0"?><xliff><file/></xliff>', (), 'a.tsv is XML of <xliff>, which is not TMX'),
+  ],
+)
+def test_a_table_whose_columns_cannot_be_told_is_refused(tmp_path, content, columns, message):
+  """Kind: what is no table of two texts, or says which they are in another way than is read here."""
+  path = tmp_path / ('a.tsv' if content[0] != '<' else 'a')
+  path.write_text(content)
+  with pytest.raises(UserError, match=message.replace('a.tsv', path.name)):
+    read(path, columns=columns)
+
+
+def test_quote_marks_in_cells_of_csv_stay_and_one_that_takes_in_other_rows_is_refused(tmp_path):
+  """Kind: quote marks that do not quote a whole cell."""
+  (tmp_path / 'a.csv').write_text('"Ja" sagte er,Er "ja" said\n"a, b","c ""d"""\n"x\ny",z\n5" hoch,5" high\n')
+  assert read(tmp_path / 'a.csv') == [
+    *(('"Ja" sagte er', 'Er "ja" said'), ('a, b', 'c "d"'), ('x y', 'z'), ('5" hoch', '5" high'))
+  ]
+  (tmp_path / 'a.csv').write_text('Eins,One\n"Hallo,Hello\n' + 'Er sagte "Ja",x\n"Zwei",Two\n' * 150)
+  with pytest.raises(UserError, match='that in line 2 of .*a.csv does not, or takes in other rows'):
+    read(tmp_path / 'a.csv')
 
 
 @pytest.mark.parametrize(
@@ -164,6 +226,37 @@ def test_tmx_is_read_by_language_without_codes_and_in_the_encoding_it_names(tmp_
     read(tmp_path / 'a.TMX.gz', pair='de-en-GB')
 
 
+def tmx(path, *units):
+  """Writes TMX of units, (language, segment) each."""
+  tuv = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+  tus = ''.join(f'<tu>{"".join(tuv.format(*segment) for segment in unit)}</tu>' for unit in units)
+  path.write_text(f'<tmx version="1.4"><body>{tus}</body></tmx>')
+  return path
+
+
+@pytest.mark.parametrize(
+  'units',
+  [
+    [(('en', 'Yes'), ('zh-TW', '是嗎'), ('zh-CN', '是吗'))],
+    [(('en', 'Yes'), ('zh-TW', '是嗎')), (('en', 'No'), ('zh-CN', '不'))],
+    [(('en', 'Yes'), ('zh-HK', '是嗎')), (('en', 'No'), ('zh-Hans', '不'))],
+  ],
+)
+def test_variants_of_a_language_in_tmx_are_asked_for(tmp_path, units):
+  """Kind: several segments of one language, of which the first was taken, in whatever script."""
+  path = tmx(tmp_path / 'a.tmx', *units)
+  with pytest.raises(UserError, match="has several variants of zh: 'zh-.*', 'zh-.*': name one, as --pair=en-zh-"):
+    read(path, pair='en-zh')
+  assert read(tmx(path, (('en', 'Yes'), ('zh-TW', '是嗎'), ('zh-CN', '是吗'))), pair='en-zh-CN') == [('Yes', '是吗')]
+  path = tmx(path, (('en-US', 'Yes'), ('de', 'Ja')), (('en-GB', 'No'), ('de', 'Nein')))
+  assert read(path) == [('Ja', 'Yes'), ('Nein', 'No')]
+
+
+def test_inline_elements_of_tmx_separate_words(tmp_path):
+  segment = 'eins<ph type="lb"/>Zeile <it/>zwei<ph/>, <bpt i="1"/>dr<ept i="1"/>ei<ph>x</ph>.'
+  assert read(tmx(tmp_path / 'a.tmx', (('de', segment), ('en', 'x')))) == [('eins Zeile zwei, drei.', 'x')]
+
+
 def zipped(path, files):
   with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
     for name, lines in files.items():
@@ -202,6 +295,19 @@ def test_a_damaged_zip_is_answered(tmp_path):
   path.write_bytes(path.read_bytes().replace(b'Hund', b'Humd', 1)[:80] + path.read_bytes()[60:])
   with pytest.raises(UserError, match='damaged'):
     read(path)
+
+
+@pytest.mark.parametrize('compression', [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
+def test_a_damaged_entry_of_a_zip_is_answered_however_it_is_packed(tmp_path, compression):
+  with zipfile.ZipFile(tmp_path / 'x.zip', 'w', compression) as archive:
+    for name in ('a.de', 'a.en'):
+      archive.writestr(name, ' '.join(map(str, range(9999))))
+    begin = archive.getinfo('a.en').header_offset - 60
+  data = bytearray((tmp_path / 'x.zip').read_bytes())
+  data[60:begin] = bytes(reversed(data[60:begin]))
+  (tmp_path / 'x.zip').write_bytes(data)
+  with pytest.raises(UserError, match='damaged'):
+    read(tmp_path / 'x.zip')
 
 
 def test_damaged_tmx_and_entities_are_refused(tmp_path):
@@ -247,6 +353,10 @@ def test_a_pipe_is_copied_so_that_it_is_read_twice_and_known_by_its_beginning(tm
     (('a', 'b'), 'en-zh-Hans', ('en', 'zh-Hans')),
     (('mine.de-en.tmx.gz',), '', ('de', 'en')),
     (('x.tsv',), 'de_AT-en', ('de_AT', 'en')),
+    (('p-de-en.tsv',), '', ('de', 'en')),
+    (('my-corpus-v2-en-pt-BR.tsv',), '', ('en', 'pt-BR')),
+    (('news-zh-Hant-eng.tsv',), '', ('zh-Hant', 'eng')),
+    (('xx-yy.tsv',), '', ('xx', 'yy')),
   ],
 )
 def test_languages_are_named_as_the_trainer_names_them(tmp_path, names, pair, sides):

@@ -76,6 +76,34 @@ def test_translations_are_joined_as_the_text_stood():
     assert translated(same)[1] == [same]  # as without splitting
 
 
+@pytest.mark.parametrize('task', ['translate English to German: ', '<2de> '])
+def test_the_task_that_a_text_begins_with_is_before_each_of_its_parts(task):
+  """Kind: text for the model, as T5 and MADLAD-400 read it, that holds for all sentences."""
+  text = task + 'A dog runs. Two dogs sleep.\nYes.'
+  translator = Capitals()
+  paragraphs = sentences.Paragraphs(translator, 'auto', ONE_EACH, 100)
+  [[h]] = paragraphs.translate([text], None, ['en']).hypotheses
+  assert translator.seen == [f'{task}A dog runs.', f'{task}Two dogs sleep.', f'{task}Yes.']
+  assert paragraphs.plan(
+    [f'{task}Yes.', task, 'Translate it to German: One dog. Two dogs.'], None, ['en'] * 3
+  ).parts == [*(f'{task}Yes.', task, 'Translate it to German: One dog.', 'Two dogs.')]
+  sentences.Paragraphs(translator, 'auto', ONE_EACH, 40).translate([task + 'one two three four five six'], None, ['en'])
+  assert all(part.startswith(task) and len(part) <= 40 for part in translator.seen)
+
+
+def test_alignments_of_a_text_with_a_task_have_its_places():
+  text = '<2x> Ja. So.'
+  arranged = sentences.Paragraphs(Capitals(), 'always', ONE_EACH, 40).plan([text], None, ['en']).arranged[0]
+  hypotheses = []
+  for part in arranged.parts:
+    tokens = [Token(part[:4], 0, 4), Token(part[5:], 5, 8)]
+    alignment = Alignment(tokens, [Token('yes', 0, 3)], [(0, 0), (1, 0)])
+    hypotheses.append([Hypothesis('yes', 0.0, 0.0, alignment)])
+  [h] = arranged.joined(hypotheses)
+  assert [text[t.begin : t.end] for t in h.alignment.source] == ['<2x>', 'Ja.', 'So.']
+  assert h.text == 'yes yes' and h.alignment.points == [(0, 0), (1, 0), (2, 1)]
+
+
 def test_a_space_is_that_of_the_language_of_the_translation():
   assert sentences._glued('Hello.', '', 'Bye.') == 'Hello. Bye.'
   assert sentences._glued('你好。', ' ', '再见。') == '你好。再见。'

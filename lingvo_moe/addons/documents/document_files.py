@@ -8,18 +8,28 @@ import io
 import os
 import re
 import zipfile
-import zlib
 from collections.abc import Sequence
 
 from lingvo_moe.addons.documents.formats import DOCX, HTML, ODT, SRT, Markup
 from lingvo_moe.addons.documents.markup import MarkedUp
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora.packed import DAMAGE
 from lingvo_moe.text.inline_placement import Aligned
 
 _MARKUPS = {'.html': HTML, '.htm': HTML, '.srt': SRT}
-_OFFICE = {
-  '.docx': (DOCX, re.compile(r'word/(document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml')),
-  '.odt': (ODT, re.compile(r'(content|styles)\.xml')),
+_OFFICE = {  # markup, entries with text, that of the body, and a declaration of its namespace by another prefix
+  '.docx': (
+    DOCX,
+    re.compile(r'word/(document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml'),
+    'word/document.xml',
+    re.compile(r'xmlns(?!:w=)(?::[\w.-]++)?+=["\']http://[^"\'<>]*?/wordprocessingml/(?:2006/)?main["\']'),
+  ),
+  '.odt': (
+    ODT,
+    re.compile(r'(content|styles)\.xml'),
+    'content.xml',
+    re.compile(r'xmlns(?!:text=)(?::[\w.-]++)?+=["\']urn:oasis:names:tc:opendocument:xmlns:text:1\.0["\']'),
+  ),
 }
 SUFFIXES = ('.txt', *_MARKUPS, *_OFFICE)
 _MOST_ENTRIES = 10_000
@@ -29,7 +39,7 @@ class Lines:
   """Plain text, of which each line is a paragraph."""
 
   def __init__(self, text: str) -> None:
-    self._parts = re.split(r'(\A\ufeff|\r?\n)', text)
+    self._parts = re.split(r'(\A\ufeff|\r?\n|\r)', text)
     self.texts = self._parts[::2]
 
   def written(self, translations: Sequence[Aligned]) -> str:
@@ -42,14 +52,15 @@ class _Office:
 
   def __init__(self, data: bytes, suffix: str, most: int) -> None:
     self._entries = _unpacked(data, suffix, most)
-    markup, has_text = _OFFICE[suffix]
+    markup, has_text, body, other_prefix = _OFFICE[suffix]
+    if not any(entry.filename == body for entry, _ in self._entries):
+      seen = len(self._entries)
+      raise UserError(f'a {suffix} file has its text in {body}; none of its {seen} entries is that: save it again')
     self._marked_up = {
-      entry.filename: _xml(content, markup, entry.filename)
+      entry.filename: _xml(content, markup, entry.filename, other_prefix)
       for entry, content in self._entries
       if has_text.fullmatch(entry.filename)
     }
-    if not self._marked_up:
-      raise UserError(f'the file is no {suffix} file: none of its {len(self._entries)} entries has the text of one')
     self.texts = [text for part in self._marked_up.values() for text in part.texts]
 
   def written(self, translations: Sequence[Aligned]) -> bytes:
@@ -79,6 +90,8 @@ def read(name: str, data: bytes, most: int) -> Document:
   if suffix not in SUFFIXES:
     raise UserError(f'a file must be one of {", ".join(SUFFIXES)}; saw {name:.60}')
   text = _decoded(data, name)
+  if suffix == '.srt' and '\n' not in text:
+    text = text.replace('\r', '\n')
   return MarkedUp(text, _MARKUPS[suffix]) if suffix in _MARKUPS else Lines(text)
 
 
@@ -89,11 +102,13 @@ def _decoded(data: bytes, name: str) -> str:
     raise UserError(f'text must be UTF-8; {name:.60} is not from byte {e.start} on: save it as UTF-8') from None
 
 
-def _xml(content: bytes, markup: Markup, name: str) -> MarkedUp:
+def _xml(content: bytes, markup: Markup, name: str, other_prefix: re.Pattern[str]) -> MarkedUp:
   """A part in XML, which declares no document type: entities of its own could grow without a limit."""
   text = _decoded(content, name)
   if '<!DOCTYPE' in text or '<!ENTITY' in text:
     raise UserError(f'a document must not declare entities; {name} has a document type: save it again')
+  if other := other_prefix.search(text):
+    raise UserError(f'a document names its elements as word processors do; {name} has {other[0]:.80}: save it again')
   return MarkedUp(text, markup)
 
 
@@ -116,6 +131,6 @@ def _unpacked(data: bytes, suffix: str, most: int) -> list[tuple[zipfile.ZipInfo
           raise UserError(f'a file must unpack to at most {most} bytes: send a smaller one')
   except UserError:
     raise
-  except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as e:
+  except DAMAGE as e:
     raise UserError(f'the file is not a whole {suffix} file: {e!s:.100}') from None
   return entries

@@ -1,6 +1,6 @@
 """Kinds of markup: which elements of HTML, DOCX, ODT and subtitles are within paragraphs, and which are left alone.
 
-A name that is in no table ends a paragraph.
+A name that is in no table ends a paragraph, but in HTML, where it is inline.
 """
 
 import dataclasses
@@ -36,12 +36,13 @@ class Markup:
   endless: frozenset[str] = frozenset()  # tags without an end
   # what else than its own end tag ends an element: begin tags, by its name
   ended_by: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-  is_html: bool = False  # whether attributes may say that text is not translated, and names with a hyphen are inline
+  blocks: frozenset[str] = frozenset()  # those that end paragraphs, where all others are inline
+  is_html: bool = False  # whether attributes may say that text is not translated
   escaped: bool = True  # whether text has entities
   lines: bool = False  # whether a translation has as many lines as its source
 
   def is_inline(self, name: str) -> bool:
-    return name in self.inline or (self.is_html and '-' in name)
+    return name in self.inline or (bool(self.blocks) and name not in self.blocks)
 
   def leaves_alone(self, name: str) -> bool:
     return name in self.kept or name in self.apart or name in self.properties
@@ -53,13 +54,17 @@ HTML = Markup(
     rf'\A\ufeff|{_TAG}',
     re.S | re.I,
   ),
-  inline=_names(
-    'a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr output picture q rb ruby s slot small'
-    ' span strike strong sub sup time tt u'
+  inline=frozenset(),  # phrasing content, and elements that HTML does not know
+  blocks=_names(
+    'address article aside base basefont blockquote body br caption center col colgroup dd details dialog dir div dl dt'
+    ' fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li link'
+    ' listing main marquee menu menuitem meta nav noframes ol optgroup option p param plaintext pre search section'
+    ' summary table tbody td textarea tfoot th thead title tr track ul xmp'
   ),
   void=_names('area embed img input source wbr'),
   kept=_names('code iframe kbd math noembed object rp rt samp script style svg template var'),
   apart=_names('noframes pre textarea xmp'),
+  nested=_names('audio canvas datalist select video'),
   endless=_names('area base br col embed hr img input link meta param source track wbr'),
   ended_by={
     'p': _names(
@@ -121,11 +126,11 @@ ODT = Markup(
   nested=_names('draw:a draw:custom-shape draw:frame draw:g office:annotation text:note'),
   holders=_names('text:a text:h text:meta text:meta-field text:p text:ruby-base text:span'),
 )
-# A line that begins with a dash, or with >>, is what another speaker says.
+# A line that begins with a dash and no number behind it, or with >>, is what another speaker says.
 SRT = Markup(
   re.compile(
     r'(?:^\d++[ \t]*+\r?\n)?^[^\n]*?-->[^\n]*$|\n[ \t\r]*+(?=\n)|\r?\n(?=(?:<[^<>\n]*+>|\{\\[^{}\n]*+\})*+[ \t]*+'
-    r'(?:[-‐‑–—]|>>)[ \t]*+(?!\d))|(?P<note>\{\\[^{}\n]*+\}|<\d[\d:.]*+>)|\A\ufeff|'
+    r'(?:[-‐‑–—](?!\d)|>>))|(?P<note>\{\\[^{}\n]*+\}|<\d[\d:.]*+>)|\A\ufeff|'
     r'<(?P<close>/)?+(?P<name>[A-Za-z]++)[^<>]*+>',
     re.M,
   ),

@@ -40,7 +40,7 @@ class Options(OptionGroup):
   columns: Sequence[str] = flag(
     (),
     'Columns with source and target: numbers from 1, or names, of the first row or of keys in JSON; default: the names '
-    "of the languages or 'source,target' where they exist, else 1,2.",
+    "of the languages or 'source,target' where they exist, else the only two with text.",
   )
   separator: str = flag(
     '', 'Between the cells of CSV; default: the one that gives all rows as many.', one_of=['', *SEPARATORS]

@@ -10,6 +10,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.text.inline_placement import Aligned
 
 DOCUMENT = '<w:p><w:r><w:t>Guten Tag.</w:t></w:r></w:p>'
+NAMESPACE = '<{0}:p xmlns:{0}="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><{0}:t>Ja.</{0}:t></{0}:p>'
 CONTENT = '<text:p>Guten <text:span>Tag</text:span>.</text:p>'
 
 
@@ -46,12 +47,15 @@ def test_odt_keeps_its_type_first_and_unpacked():
   'data, message',
   [
     (b'PK\x03\x04 no archive', 'is not a whole .docx file'),
-    (archive(('a.xml', DOCUMENT)), 'none of its 1 entries has the text of one'),
+    (archive(('a.xml', DOCUMENT)), 'has its text in word/document.xml; none of its 1 entries is that'),
     (archive(('word/document.xml', DOCUMENT), ('zeros', b'\0' * 10**6)), 'unpack to at most 10000 bytes'),
     (archive(('word/document.xml', DOCUMENT), ('../../etc/passwd', 'x')), "plain paths; saw '../../etc/passwd'"),
     (archive(('word/document.xml', DOCUMENT), ('/etc/passwd', 'x')), 'plain paths'),
     (archive(('word/document.xml', '<!DOCTYPE a [<!ENTITY b "c">]>' + DOCUMENT)), 'must not declare entities'),
     (archive(('word/document.xml', DOCUMENT.encode('utf-16'))), 'text must be UTF-8'),
+    (archive(('word/document2.xml', DOCUMENT), ('word/footer1.xml', DOCUMENT)), 'has its text in word/document.xml'),
+    (archive(('word/document.xml', NAMESPACE.format('ns0'))), 'word/document.xml has xmlns:ns0="http://schemas.open'),
+    (archive(('word/document.xml', NAMESPACE.format('ns0').replace(':ns0', ''))), 'has xmlns="http://schemas.openxml'),
     (archive(('word/document.xml', DOCUMENT))[:-30], 'is not a whole .docx file'),
     (
       archive(('word/document.xml', DOCUMENT)).replace(b'Guten', b'gUTEN').replace(b'PK\x01\x02', b'PK\x01\x03'),
@@ -62,6 +66,32 @@ def test_odt_keeps_its_type_first_and_unpacked():
 def test_an_archive_that_is_damaged_too_large_or_sly_is_refused(data, message):
   with pytest.raises(UserError, match=message):
     document_files.read('a.docx', data, 10_000)
+
+
+@pytest.mark.parametrize('compression', [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
+def test_a_damaged_entry_is_refused_however_it_is_packed(compression):
+  """Kind: what another packing than that of most archives raises where it is damaged."""
+  packed = io.BytesIO()
+  with zipfile.ZipFile(packed, 'w', compression) as made:
+    made.writestr('word/document.xml', DOCUMENT * 99 + ' '.join(map(str, range(999))))
+  data = packed.getvalue()
+  with pytest.raises(UserError, match='the file is not a whole .docx file'):
+    document_files.read('a.docx', data[:60] + data[60:900][::-1] + data[900:], 100_000)
+
+
+def test_line_ends_may_be_cr_alone():
+  document = document_files.read('a.srt', b'1\r00:01 --> 00:02\rEin Hund.\r\r2\r00:03 --> 00:04\rJa.\r', 10_000)
+  assert document.texts == ['Ein Hund.', 'Ja.']
+  assert (
+    document.written(map(Aligned, ['A dog.', 'Yes.'])).split()
+    == '1 00:01 --> 00:02 A dog. 2 00:03 --> 00:04 Yes.'.split()
+  )
+  document = document_files.read('a.txt', b'Ein Hund.\rJa.', 10_000)
+  assert document.texts == ['Ein Hund.', 'Ja.'] and document.written(map(Aligned, 'ab')) == 'a\rb'
+
+
+def test_a_namespace_has_its_usual_prefix():
+  assert document_files.read('a.docx', archive(('word/document.xml', NAMESPACE.format('w'))), 10_000).texts == ['Ja.']
 
 
 @pytest.mark.filterwarnings('ignore:Duplicate name')

@@ -307,3 +307,33 @@ def test_time_grows_with_the_length_of_the_text_alone(markup):
   begin = time.process_time()
   MarkedUp('<' + 'a' * 80_000, markup)
   assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize('name', ['g', 'mytag', 'o:p', 'my-tag', 'button', 'meter', 'progress', 'noscript', 'map'])
+def test_unknown_elements_and_phrasing_content_of_html_are_parts_of_a_sentence(name):
+  """Kind: an element that cuts a sentence, whose words between were translated alone."""
+  text = f'<p>Klicken Sie <{name}>hier</{name}>, um</p><p>Ja</p>'
+  document = MarkedUp(text, HTML)
+  assert document.texts == ['Klicken Sie hier, um', 'Ja']
+  assert document.written([Aligned(text) for text in document.texts]) == text
+
+
+@pytest.mark.parametrize('name', ['select', 'datalist', 'audio', 'video', 'canvas'])
+def test_elements_of_html_with_other_text_within_are_inline(name):
+  text = f'<p>Wählen Sie <{name}><option>Rot<option>Blau</{name}> aus</p>'
+  document = MarkedUp(text, HTML)
+  assert document.texts == ['Wählen Sie aus', 'Rot', 'Blau']
+  assert document.written([Aligned(text) for text in document.texts]) == text
+
+
+@pytest.mark.parametrize(
+  ('second', 'texts'),
+  [
+    ('- 3 Kilometer.', ['- Wie weit?', '- 3 Kilometer.']),
+    ('– 3 Kilometer.', ['- Wie weit?', '– 3 Kilometer.']),
+    ('>> 3 Kilometer.', ['- Wie weit?', '>> 3 Kilometer.']),
+    ('-3 Grad.', ['- Wie weit? -3 Grad.']),
+  ],
+)
+def test_a_dash_with_a_space_before_a_number_is_a_speaker(second, texts):
+  assert MarkedUp(f'1\n00:01 --> 00:02\n- Wie weit?\n{second}\n', SRT).texts == texts
