@@ -41,7 +41,7 @@ def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
     note = json_files.read(run.file(log_directory.IMPORTED), 'what an import wrote', 'import it again', tensors=kind)
     for name in files.listdir(original := run.file(log_directory.ORIGINAL)):
       files.write(os.path.join(folder, name), files.read(os.path.join(original, name)))
-    imported = families.convert(HubFolder(folder), has_weights=False)
+    imported = families.convert(HubFolder(folder), note['tensors'])
     used = {entry.theirs for entry in imported.entries}
     return imported, {name: kind for name, kind in note['tensors'].items() if name in used}  # others are computed there
   _, config = run.load()
@@ -51,7 +51,7 @@ def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
       text = content if isinstance(content, bytes) else json.dumps(content, indent=2, ensure_ascii=False).encode()
       files.write(os.path.join(folder, name), text)
     try:
-      imported, same = importing.read(folder, has_weights=False)[1:]
+      imported, same = importing.read(folder, tensors=())[1:]
       if imported_form.is_same_function(config, same):
         return imported, _kinds(imported, same)
       given = {name: value for name, value in imported.values.items() if name not in imported_form.free_fields(config)}

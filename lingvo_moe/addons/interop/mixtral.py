@@ -36,7 +36,7 @@ CLASSES = {
     'decoder_start_token_id',
   )
 }
-TOKENISER = ('tokenizer.model',)
+TOKENISER = ('tokenizer.model', 'tokenizer.json')
 
 _NAMES = {
   'hidden_size': 'model_dim',
@@ -53,9 +53,11 @@ _NAMES = {
 
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
-  (path,) = folder.need(*TOKENISER)
+  (path,) = folder.need(TOKENISER[0])
   base, size = vocabulary.read(path), config['vocab_size']
-  pieces = [*vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())]
+  ids = vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())
+  vocabulary.check_added(folder, ids)
+  pieces = [*ids]
   pieces += [''] * (size - len(pieces))
   pad = pieces.index('<pad>') if '<pad>' in pieces else -1
   symbols = Symbols((pad, *map(pieces.index, ('<s>', '</s>', '<unk>'))), size)
@@ -66,10 +68,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     symbols=symbols,
     vocabularies={'vocab': vocabulary.reordered(base, [pieces[i] for i in symbols.theirs], {})},
     tokeniser=TOKENISER,
-    unused=[
-      'model.layers.*.self_attn.rotary_emb.inv_freq',
-      *(['lm_head.weight'] if config['tie_word_embeddings'] else []),
-    ],
+    unused=['model.layers.*.self_attn.rotary_emb.inv_freq'],
   )
 
 
@@ -107,8 +106,10 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-  yield TensorEntry('model.embed_tokens.weight', 'target_embedding/table', 'symbols')
-  if not config['tie_word_embeddings']:
+  tied = config['tie_word_embeddings']
+  copies = ('lm_head.weight',) * tied
+  yield TensorEntry('model.embed_tokens.weight', 'target_embedding/table', 'symbols', copies=copies)
+  if not tied:
     yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')
   for i in range(config['num_hidden_layers']):
     theirs, ours = f'model.layers.{i}', f'decoder/layer_{i:02d}'
