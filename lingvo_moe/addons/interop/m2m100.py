@@ -46,6 +46,11 @@ _LANGUAGES = {
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   folder.need(_PIECES)
+  if 'num_experts' in config and config['is_of_5']:
+    raise UserError(
+      f'{folder.file("config.json")}: NLLB-MoE of transformers 5 sends tokens to other experts than the paper and '
+      'transformers 4 do; saw transformers_version of 5 or later: make it 4.57.1 if the weights are of those rules'
+    )
   settings = vocabulary.settings(folder)
   base, size = vocabulary.read(folder.file(_PIECES)), config['vocab_size']
   is_m2m100 = folder.has(_IDS)

@@ -16,8 +16,18 @@ from lingvo_moe.addons.interop.tensor_table import (
   their_activation,
   theirs_of,
 )
-from lingvo_moe.storage.json_files import optional
+from lingvo_moe.storage.json_files import OBJECT, Kind, optional
 
+_OF_ROPE = ({'rope_theta'}, {'rope_theta', 'rope_type'})
+_ROPE = Kind(
+  "an object of rope_theta, a number, and rope_type 'default'",
+  lambda value: (
+    OBJECT.fits(value)
+    and {*value} in _OF_ROPE
+    and NUMBER.fits(value['rope_theta'])
+    and value.get('rope_type', 'default') == 'default'
+  ),
+)
 CLASSES = {
   'MixtralForCausalLM': Keys(
     'mixtral',
@@ -29,9 +39,9 @@ CLASSES = {
     | of(NUMBER, rms_norm_eps=1e-5, rope_theta=1e6, router_aux_loss_coef=0.001)
     | of(FLAG, tie_word_embeddings=False)
     | of(SHARE, attention_dropout=0.0)
-    | of(TOKEN, eos_token_id=2),
-    # rope_parameters is that of later releases of the class.
-    only={'is_encoder_decoder': False, 'rope_scaling': None, 'rope_parameters': None, 'partial_rotary_factor': 1.0},
+    | of(TOKEN, eos_token_id=2)
+    | of(optional(_ROPE), rope_parameters=None),  # of transformers 5, in place of rope_theta
+    only={'is_encoder_decoder': False, 'rope_scaling': None, 'partial_rotary_factor': 1.0},
     inert='max_position_embeddings initializer_range router_jitter_noise output_router_logits pad_token_id '
     'decoder_start_token_id',
   )
@@ -43,7 +53,6 @@ _NAMES = {
   'intermediate_size': 'ff_dim',
   'num_hidden_layers': 'num_layers',
   'num_attention_heads': 'num_heads',
-  'rope_theta': 'rotary_base',
   'rms_norm_eps': 'norm_epsilon',
   'tie_word_embeddings': 'tied_output',
   'num_local_experts': 'num_experts',
@@ -77,6 +86,7 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   return ours_of(config, _NAMES) | dict(
     num_kv_heads=(config['num_key_value_heads'] or heads) % heads,
     head_dim=config['head_dim'] or config['hidden_size'] // heads,
+    rotary_base=(config['rope_parameters'] or config)['rope_theta'],
     embedding_scale=1.0,
     scan_layers=False,
     remat='none',
@@ -96,6 +106,7 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
     architectures=[*CLASSES],
     model_type='mixtral',
     num_key_value_heads=ours.num_kv_heads or ours.num_heads,
+    rope_theta=ours.rotary_base,
     head_dim=ours.head_dim,
     hidden_act=their_activation(ours.expert)[1],
     max_position_embeddings=ours.window,

@@ -236,7 +236,7 @@ def _output(config: Mapping[str, Any]) -> tuple[bool, bool]:
   scaled = config.get('scale_decoder_outputs', tied and not of_5)
   if scaled and not tied:
     raise ValueError('scale_decoder_outputs without tie_word_embeddings')
-  return tied and not (of_5 and 'lm_head.weight' in config['tensors']), scaled
+  return 'lm_head.weight' not in config['tensors'] if of_5 else tied, scaled
 
 
 def _layers(config: Mapping[str, Any]) -> dict[str, int]:
