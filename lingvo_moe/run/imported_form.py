@@ -2,10 +2,9 @@
 
 import os
 
-from lingvo_moe.config import configuration
+from lingvo_moe.config import configuration, same_function
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import files, log_directory
-from lingvo_moe.tasks import same_function
 
 
 def keep(run: RunDir, source: RunDir) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from lingvo_moe.addons.interop import families, importing
 from lingvo_moe.addons.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported
+from lingvo_moe.config import same_function
 from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import files, json_files, log_directory
-from lingvo_moe.tasks import same_function
 from lingvo_moe.tasks.task import TaskConfig
 
 _SHARD_BYTES = 2 << 30  # of a file

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.config import same_function
 from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.layers.embedding import sinusoidal_positions
-from lingvo_moe.tasks import same_function
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, UNK, TaggedVocab
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.config import same_function
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.tasks import same_function
 from lingvo_moe.tasks.mt import ctranslate2_model
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 
