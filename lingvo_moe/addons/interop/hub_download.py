@@ -45,6 +45,8 @@ def download(name: str, revision: str = '') -> tuple[str, str]:
     on_hub, commit = {file.rfilename for file in info.siblings}, info.sha
     fetch = lambda names: _fetch(name, commit, [file for file in dict.fromkeys(names) if file in on_hub])
     whole, index = next((pair for pair in WEIGHTS if on_hub & {*pair}), ('', ''))
+    if 'config.json' not in on_hub:
+      raise UserError(f'{name} must have a config.json on the hub; it has none: is it a model of transformers?')
     if not whole:
       raise UserError(f'{name} must have one of {", ".join(WEIGHTS[0] + WEIGHTS[1])} on the hub; it has none')
     if whole.endswith('.bin') and not importlib.util.find_spec('torch'):

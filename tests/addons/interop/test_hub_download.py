@@ -239,6 +239,13 @@ def test_a_model_without_weights_or_of_no_family_is_refused(serve, tmp_path):
   assert hub.fetched() == ['config.json']
 
 
+def test_a_model_without_a_configuration_is_refused(serve, tmp_path):
+  (tmp_path / 'bare').mkdir()
+  serve(tmp_path / 'bare', extra={'model.safetensors': b'x'})
+  with pytest.raises(UserError, match='a/b must have a config.json on the hub; it has none'):
+    hub_download.download('a/b')
+
+
 def test_the_command_imports_a_model_by_name(tmp_path):
   def run(*args):
     command = [sys.executable, '-m', 'lingvo_moe.cli.commands.import_', *args, f'--logdir={tmp_path / "run"}']
