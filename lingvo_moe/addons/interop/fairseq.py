@@ -65,10 +65,11 @@ def layers(
         yield from feed_forward(f'{theirs}.{ffn}', f'{ours}/ffn')
 
 
-def unused(config: Mapping[str, Any]) -> list[str]:
-  """Tensors that a folder may hold and the classes do not use: copies of the embedding."""
-  copies = [f'model.{stack}.embed_tokens.weight' for stack in ('encoder', 'decoder')]
-  return [*copies, *(['lm_head.weight'] if config['tie_word_embeddings'] else [])]
+def embedding(config: Mapping[str, Any]) -> TensorEntry:
+  """The table of both sides and, where it is tied, of the output."""
+  copies = ('model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight')
+  copies += ('lm_head.weight',) * config['tie_word_embeddings']
+  return TensorEntry('model.shared.weight', 'target_embedding/table', 'symbols', copies=copies)
 
 
 def feed_forward(theirs: str, ours: str, expert: int | None = None) -> Iterator[TensorEntry]:

@@ -3,10 +3,12 @@
 Each has CLASSES, the keys of every architecture that its config.json may name; TOKENISER, the files of its tokeniser;
 convert(folder, config), the folder's model as a run here, given the values of these keys, of which values(config) are
 those of the fields of a configuration, and entries(config) tensors there and weights here; and form(ours, models),
-files of a folder without weights.
+files of a folder without weights. `config` has besides these keys the names of the folder's tensors, 'tensors', and
+whether transformers 5 or later wrote it, 'is_of_5'.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -51,18 +53,25 @@ def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
   }
 
 
-def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
+def convert(folder: HubFolder, tensors: Collection[str] | None = None) -> Imported:
   """The folder's model as a run here.
+
+  Args:
+    folder: the folder.
+    tensors: names of the tensors of a folder without weights; None: it has them.
 
   Raises:
     UserError: no family knows the model, or a value that it has; with weights, a tensor is not there.
   """
   asked, family, keys = _family(folder)
   config = keys.resolve(folder.file('config.json'), folder.config)
+  names = folder.tensors if tensors is None else tensors
+  is_of_5 = re.match(r'[5-9]\.', str(folder.config.get('transformers_version')))
+  config |= {'model_type': keys.model_type, 'tensors': names, 'is_of_5': bool(is_of_5)}
   keys.check_tokenizer(folder.file('tokenizer_config.json'), vocabulary.settings(folder))
   try:
-    if has_weights:
-      _check_tensors(folder, family.entries(config), config['vocab_size'])
+    if tensors is None:
+      _check_tensors(folder, [entry.named(names) for entry in family.entries(config)], config['vocab_size'])
     imported = family.convert(folder, config)
   except UserError:
     raise
@@ -70,7 +79,8 @@ def convert(folder: HubFolder, has_weights: bool = True) -> Imported:
     raise UserError(
       f'{folder.path} is a {asked} with what is not known here ({type(e).__name__}: {e}): another release of it?'
     ) from None
-  return imported._replace(unread=keys.unread(folder.config))
+  entries = [entry.named(names) for entry in imported.entries]
+  return imported._replace(entries=entries, unread=keys.unread(folder.config))
 
 
 def tokeniser(folder: HubFolder) -> tuple[str, ...]:
@@ -90,7 +100,7 @@ def _family(folder: HubFolder) -> tuple[str, ModuleType, Any]:
   return asked, *_BY_CLASS[asked]
 
 
-def _check_tensors(folder: HubFolder, entries: Iterable[TensorEntry], vocab_size: int) -> None:
+def _check_tensors(folder: HubFolder, entries: Sequence[TensorEntry], vocab_size: int) -> None:
   """Refuses a folder without a tensor, or with more or fewer symbols in one, than its configuration asks for.
 
   Goes before all that takes time or memory by the sizes that a configuration states.

@@ -13,8 +13,9 @@ import numpy as np
 from lingvo_moe.addons.interop import families, importing
 from lingvo_moe.addons.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import checkpoint, imported_form
+from lingvo_moe.config import same_function
+from lingvo_moe.core.errors import UserError, listed
+from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.task import TaskConfig
@@ -41,7 +42,7 @@ def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
     note = json_files.read(run.file(log_directory.IMPORTED), 'what an import wrote', 'import it again', tensors=kind)
     for name in files.listdir(original := run.file(log_directory.ORIGINAL)):
       files.write(os.path.join(folder, name), files.read(os.path.join(original, name)))
-    imported = families.convert(HubFolder(folder), has_weights=False)
+    imported = families.convert(HubFolder(folder), note['tensors'])
     used = {entry.theirs for entry in imported.entries}
     return imported, {name: kind for name, kind in note['tensors'].items() if name in used}  # others are computed there
   _, config = run.load()
@@ -51,14 +52,13 @@ def _write_form(folder: str, run: RunDir) -> tuple[Imported, dict[str, list]]:
       text = content if isinstance(content, bytes) else json.dumps(content, indent=2, ensure_ascii=False).encode()
       files.write(os.path.join(folder, name), text)
     try:
-      imported, same = importing.read(folder, has_weights=False)[1:]
-      if imported_form.is_same_function(config, same):
+      imported, same = importing.read(folder, tensors=())[1:]
+      if same_function.is_same(config, same):
         return imported, _kinds(imported, same)
-      given = {name: value for name, value in imported.values.items() if name not in imported_form.free_fields(config)}
-      odd = [name for name, value in given.items() if getattr(config, name) != value]
-    except UserError:
-      odd = []
-    reasons.append(f'{architecture} has others ({", ".join(odd[:4])}{", ..." * (len(odd) > 4)})')
+      odd = same_function.differing(config, same)
+    except UserError as e:
+      odd = str(e)
+    reasons.append(f'{architecture} has others ({odd})')
     for name in made:
       os.remove(os.path.join(folder, name))
   raise UserError(
@@ -82,6 +82,8 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
   imported, kinds = _write_form(folder, run)
   weights = run.checkpoints().merged(step, run.load()[1])
   entries = {entry.theirs: entry for entry in imported.entries}
+  if unread := sorted({*weights} - {entry.ours for entry in imported.entries}):
+    raise UserError(f'{run.path} has weights that the class has not ({listed(unread)}): use --format=safetensors')
 
   def read(name: str) -> Iterator[np.ndarray]:
     entry, shape = entries[name], kinds[name][1:]

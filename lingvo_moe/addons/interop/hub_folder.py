@@ -22,7 +22,9 @@ from lingvo_moe.storage import files, json_files
 
 WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 WEIGHTS = ((WHOLE, INDEX), ('pytorch_model.bin', 'pytorch_model.bin.index.json'))
-SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json')
+SETTINGS = (
+  'config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'
+)  # fmt: skip
 TYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
 _SHARED = re.compile(r'[0-9a-f]{2}/[0-9a-f]{64}')
 _NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
@@ -153,11 +155,12 @@ class HubFolder:
     weight_map, texts = self.json(index).get('weight_map'), json_files.by_name(json_files.TEXT)
     if not json_files.PLAIN_OBJECT.fits(weight_map) or not texts.fits(weight_map):
       raise UserError(f'{self.file(index)} must have a weight_map, tensor -> file; saw {json.dumps(weight_map)[:60]}')
+    for name in weight_map.values():
+      if os.path.basename(name) != name or name in ('', '.', '..'):
+        raise UserError(f'{self.file(index)} must name files of its own folder; saw {name!r}: fetch the model again')
     return weight_map
 
   def _inside(self, name: str, index: str) -> str:
-    if os.path.basename(name) != name or name in ('', '.', '..'):
-      raise UserError(f'{self.file(index)} must name files of its own folder; saw {name!r}: fetch the model again')
     if not os.path.isfile(self.file(name)):
       raise UserError(f'{self.file(index)} names {name}, which is not there: fetch the whole folder of the model')
     return name

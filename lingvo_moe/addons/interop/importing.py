@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,10 +89,15 @@ def import_folder(path: str, out: str, settings: Sequence[str] = (), origin: str
   return imported.model, config
 
 
-def read(path: str, settings: Sequence[str] = (), has_weights: bool = True) -> tuple[HubFolder, Imported, TaskConfig]:
-  """A model's folder, what its family makes of it, and the configuration, without the names of vocabularies."""
+def read(
+  path: str, settings: Sequence[str] = (), tensors: Collection[str] | None = None
+) -> tuple[HubFolder, Imported, TaskConfig]:
+  """A model's folder, what its family makes of it, and the configuration, without the names of vocabularies.
+
+  `tensors` are the names of those of a folder without weights.
+  """
   folder = HubFolder(path)
-  imported = families.convert(folder, has_weights)
+  imported = families.convert(folder, tensors)
   return folder, imported, _config(folder, imported, settings)
 
 
@@ -168,12 +173,15 @@ def _check_tensors(folder: HubFolder, imported: Imported, specs: Mapping[str, We
   Integers that are no weights, such as a version, are passed over.
   """
   used = {entry.theirs: entry for entry in imported.entries}
+  copies = {copy: entry.theirs for entry in imported.entries for copy in entry.copies}
   for name, info in folder.tensors.items():
-    known = name in used or name in imported.computed
+    known = name in used or name in copies or name in imported.computed
     if known and info.dtype not in TYPES:
       raise UserError(f'{name!r} of {folder.path} has type {info.dtype}: types are {", ".join(TYPES)}; convert it')
     if not known and not info.is_integer and not imported.is_unused(name):
       raise UserError(f'{folder.path} has a tensor {name!r} that is not known here: is it of another release?')
+    if name in copies:
+      _check_copy(folder, name, copies[name])
     if name in imported.computed:
       _check_computed(folder, name, imported.computed[name])
   for name, entry in used.items():
@@ -185,6 +193,18 @@ def _check_tensors(folder: HubFolder, imported: Imported, specs: Mapping[str, We
       raise UserError(
         f'{folder.path}: {name!r} has shape {list(theirs)}, and its configuration asks for {needed}: fetch it again'
       )
+
+
+def _check_copy(folder: HubFolder, name: str, of: str) -> None:
+  """Refuses a tensor that the configuration ties to another one, where it has other values."""
+  shape = folder.tensors[of].shape
+  parts = checkpoint.blocks(shape, checkpoint.PART_BYTES // 4)
+  is_equal = lambda rows: np.array_equal(folder.read(name, rows), folder.read(of, rows), equal_nan=True)
+  if folder.tensors[name].shape != shape or not all(is_equal(rows) for rows, *_ in parts):
+    raise UserError(
+      f'{folder.path}: {name!r} must be {of!r} again, as its configuration ties them; saw other values: fetch it '
+      'again, or say which of them is meant (tie_word_embeddings=false, or one tensor taken out)'
+    )
 
 
 def _check_computed(folder: HubFolder, name: str, compute: Callable[[Sequence[int]], np.ndarray]) -> None:

@@ -1,5 +1,6 @@
 """M2M100 (arXiv 2010.11125), NLLB-200 (arXiv 2207.04672), and NLLB-MoE, which has experts."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,8 +30,9 @@ CLASSES = {'M2M100ForConditionalGeneration': _M2M100, 'NllbMoeForConditionalGene
 _PIECES, _IDS = 'sentencepiece.bpe.model', 'vocab.json'
 _SETTINGS, _TOKENISER_JSON = 'tokenizer_config.json', 'tokenizer.json'
 _SPECIAL_TOKENS = 'special_tokens_map.json'
-TOKENISER = (_PIECES, _IDS, _TOKENISER_JSON, 'added_tokens.json')
+TOKENISER = (_PIECES, _IDS, _TOKENISER_JSON)
 _SPECIAL = ('<s>', '<pad>', '</s>', '<unk>')
+_LANGUAGE = re.compile('[a-z]{3}_[A-Z][a-z]{3}')  # of NLLB-200
 # Languages of M2M100, whose folders do not list them. Those of NLLB-200 are listed.
 _LANGUAGES = {
   'm2m100': (
@@ -44,11 +46,17 @@ _LANGUAGES = {
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   folder.need(_PIECES)
+  if 'num_experts' in config and config['is_of_5']:
+    raise UserError(
+      f'{folder.file("config.json")}: NLLB-MoE of transformers 5 sends tokens to other experts than the paper and '
+      'transformers 4 do; saw transformers_version of 5 or later: make it 4.57.1 if the weights are of those rules'
+    )
   settings = vocabulary.settings(folder)
   base, size = vocabulary.read(folder.file(_PIECES)), config['vocab_size']
   is_m2m100 = folder.has(_IDS)
   ids, tags = _of_m2m100(folder, settings) if is_m2m100 else _of_nllb(folder, settings, base)
   ids = vocabulary.ids(ids, config, begin=('</s>',))
+  vocabulary.check_added(folder, ids, tags)
   special = tuple(ids[name] for name in ('<pad>', '<s>', '</s>', '<unk>'))
   more = [piece.piece for piece in base.pieces if piece.piece not in ids and piece.type == vocabulary.NORMAL]
   symbols = Symbols(special, size, len(more))
@@ -63,7 +71,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     symbols=symbols,
     vocabularies={'source_vocab': model, 'target_vocab': model},
     tokeniser=TOKENISER,
-    unused=[*fairseq.unused(config), *(f'model.{stack}.embed_positions.weights' for stack in ('encoder', 'decoder'))],
+    unused=[f'model.{stack}.embed_positions.weights' for stack in ('encoder', 'decoder')],
   )
 
 
@@ -109,9 +117,11 @@ def _of_nllb(folder: HubFolder, settings: Mapping[str, Any], base: Any) -> tuple
     known = {token['id']: token['content'] for token in added or ()}
   known = known or dict(enumerate([*map(vocabulary.content, listed or ()), '<mask>'], len(pieces)))
   added = {name: i for i, name in known.items() if i >= len(_SPECIAL)}
-  languages = {name: tag[1] if (tag := vocabulary.TAG.fullmatch(name)) else name for name in added if name != '<mask>'}
+  tag_of = {name: vocabulary.TAG.fullmatch(name) for name in added}
+  languages = {name: tag[1] if tag else name for name, tag in tag_of.items() if tag or _LANGUAGE.fullmatch(name)}
   if not languages:
     raise UserError(f'{folder.path} lists no languages: fetch its {_SETTINGS} and {_SPECIAL_TOKENS} too')
+  added = {name: i for name, i in added.items() if name in languages or name == '<mask>'}
   return {name: i for i, name in enumerate(pieces)} | added, languages
 
 
@@ -143,7 +153,7 @@ def _sparse(config: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-  yield TensorEntry('model.shared.weight', 'target_embedding/table', 'symbols')
+  yield fairseq.embedding(config)
   if 'num_experts' in config:
     yield from fairseq.layers(config, 'cross_attention', 'ffn.', 'ff_layer_norm', _sparse(config))
   else:

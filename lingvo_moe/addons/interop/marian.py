@@ -36,6 +36,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   ids = vocabulary.ids(folder.json('vocab.json', TOKEN), config, begin=('<pad>', '<s>'))
   pieces = {i: piece for piece, i in ids.items()}
   tags = {piece: match[1] for piece in ids if (match := _LANGUAGE.fullmatch(piece))}
+  vocabulary.check_added(folder, ids, tags)
   # Pieces of the source without an id are unknown.
   special = (*vocabulary.pad_and_begin(config), ids['</s>'], ids['<unk>'])
   more = [piece.piece for piece in source.pieces if piece.piece not in ids and piece.type == vocabulary.NORMAL]
@@ -51,7 +52,6 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
       'target_vocab': vocabulary.reordered(target, names + [''] * len(more), tags),
     },
     tokeniser=TOKENISER,
-    unused=fairseq.unused(config),
     computed=dict.fromkeys((f'model.{stack}.embed_positions.weight' for stack in ('encoder', 'decoder')), _sinusoids),
   )
 
@@ -70,7 +70,7 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-  yield TensorEntry('model.shared.weight', 'target_embedding/table', 'symbols')
+  yield fairseq.embedding(config)
   output = 'target_embedding' if config['tie_word_embeddings'] else 'output_embedding'
   if output == 'output_embedding':
     yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')

@@ -16,8 +16,18 @@ from lingvo_moe.addons.interop.tensor_table import (
   their_activation,
   theirs_of,
 )
-from lingvo_moe.storage.json_files import optional
+from lingvo_moe.storage.json_files import OBJECT, Kind, optional
 
+_OF_ROPE = ({'rope_theta'}, {'rope_theta', 'rope_type'})
+_ROPE = Kind(
+  "an object of rope_theta, a number, and rope_type 'default'",
+  lambda value: (
+    OBJECT.fits(value)
+    and {*value} in _OF_ROPE
+    and NUMBER.fits(value['rope_theta'])
+    and value.get('rope_type', 'default') == 'default'
+  ),
+)
 CLASSES = {
   'MixtralForCausalLM': Keys(
     'mixtral',
@@ -29,21 +39,20 @@ CLASSES = {
     | of(NUMBER, rms_norm_eps=1e-5, rope_theta=1e6, router_aux_loss_coef=0.001)
     | of(FLAG, tie_word_embeddings=False)
     | of(SHARE, attention_dropout=0.0)
-    | of(TOKEN, eos_token_id=2),
-    # rope_parameters is that of later releases of the class.
-    only={'is_encoder_decoder': False, 'rope_scaling': None, 'rope_parameters': None, 'partial_rotary_factor': 1.0},
+    | of(TOKEN, eos_token_id=2)
+    | of(optional(_ROPE), rope_parameters=None),  # of transformers 5, in place of rope_theta
+    only={'is_encoder_decoder': False, 'rope_scaling': None, 'partial_rotary_factor': 1.0},
     inert='max_position_embeddings initializer_range router_jitter_noise output_router_logits pad_token_id '
     'decoder_start_token_id',
   )
 }
-TOKENISER = ('tokenizer.model',)
+TOKENISER = ('tokenizer.model', 'tokenizer.json')
 
 _NAMES = {
   'hidden_size': 'model_dim',
   'intermediate_size': 'ff_dim',
   'num_hidden_layers': 'num_layers',
   'num_attention_heads': 'num_heads',
-  'rope_theta': 'rotary_base',
   'rms_norm_eps': 'norm_epsilon',
   'tie_word_embeddings': 'tied_output',
   'num_local_experts': 'num_experts',
@@ -53,9 +62,11 @@ _NAMES = {
 
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
-  (path,) = folder.need(*TOKENISER)
+  (path,) = folder.need(TOKENISER[0])
   base, size = vocabulary.read(path), config['vocab_size']
-  pieces = [*vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())]
+  ids = vocabulary.ids({piece.piece: i for i, piece in enumerate(base.pieces)}, config, begin=())
+  vocabulary.check_added(folder, ids)
+  pieces = [*ids]
   pieces += [''] * (size - len(pieces))
   pad = pieces.index('<pad>') if '<pad>' in pieces else -1
   symbols = Symbols((pad, *map(pieces.index, ('<s>', '</s>', '<unk>'))), size)
@@ -66,10 +77,7 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     symbols=symbols,
     vocabularies={'vocab': vocabulary.reordered(base, [pieces[i] for i in symbols.theirs], {})},
     tokeniser=TOKENISER,
-    unused=[
-      'model.layers.*.self_attn.rotary_emb.inv_freq',
-      *(['lm_head.weight'] if config['tie_word_embeddings'] else []),
-    ],
+    unused=['model.layers.*.self_attn.rotary_emb.inv_freq'],
   )
 
 
@@ -78,6 +86,7 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   return ours_of(config, _NAMES) | dict(
     num_kv_heads=(config['num_key_value_heads'] or heads) % heads,
     head_dim=config['head_dim'] or config['hidden_size'] // heads,
+    rotary_base=(config['rope_parameters'] or config)['rope_theta'],
     embedding_scale=1.0,
     scan_layers=False,
     remat='none',
@@ -97,6 +106,7 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
     architectures=[*CLASSES],
     model_type='mixtral',
     num_key_value_heads=ours.num_kv_heads or ours.num_heads,
+    rope_theta=ours.rotary_base,
     head_dim=ours.head_dim,
     hidden_act=their_activation(ours.expert)[1],
     max_position_embeddings=ours.window,
@@ -107,8 +117,10 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-  yield TensorEntry('model.embed_tokens.weight', 'target_embedding/table', 'symbols')
-  if not config['tie_word_embeddings']:
+  tied = config['tie_word_embeddings']
+  copies = ('lm_head.weight',) * tied
+  yield TensorEntry('model.embed_tokens.weight', 'target_embedding/table', 'symbols', copies=copies)
+  if not tied:
     yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')
   for i in range(config['num_hidden_layers']):
     theirs, ours = f'model.layers.{i}', f'decoder/layer_{i:02d}'

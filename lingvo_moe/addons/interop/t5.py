@@ -18,7 +18,7 @@ from lingvo_moe.addons.interop.tensor_table import (
 )
 from lingvo_moe.storage.json_files import optional
 
-TOKENISER = ('spiece.model',)
+TOKENISER = ('spiece.model', 'tokenizer.json')
 _SENTINELS = 100  # of T5's tokeniser, where its configuration does not say how many
 _PROJECTIONS = [f'{gated}{name}' for gated in ('', 'gated-') for name in (*ACTIVATIONS, 'gelu')]
 _HONOURED = (
@@ -37,11 +37,19 @@ _DENSE = (
 )
 _ONLY, _INERT = {'is_encoder_decoder': True}, 'initializer_factor classifier_dropout'
 _ALIASES = {'hidden_size': 'd_model', 'num_attention_heads': 'num_heads', 'num_hidden_layers': 'num_layers'}
-_T5 = Keys('t5', ('T5Tokenizer',), _HONOURED | _DENSE, _ONLY, _INERT, _ALIASES | {'head_dim': 'd_kv'})
+_T5 = Keys(
+  't5',
+  ('T5Tokenizer',),
+  _HONOURED | _DENSE | of(FLAG, scale_decoder_outputs=...),
+  _ONLY,
+  _INERT,
+  _ALIASES | {'head_dim': 'd_kv'},
+)
 _MT5 = Keys(
   'mt5',
   ('T5Tokenizer', 'MT5Tokenizer'),
-  _T5.honoured
+  _HONOURED
+  | _DENSE
   | of(SIZE, vocab_size=250_112, d_ff=1024, num_heads=6, num_layers=8)
   | of(one_of(*_PROJECTIONS), feed_forward_proj='gated-gelu')
   | of(FLAG, tie_word_embeddings=False)
@@ -88,15 +96,19 @@ _NAMES = {
 
 def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
   """The folder's model as a run here: text to text, as one language to another."""
-  (path,) = folder.need(*TOKENISER)
-  base = vocabulary.read(path)
+  (path,) = folder.need(TOKENISER[0])
+  base, size = vocabulary.read(path), config['vocab_size']
   pieces = [piece.piece for piece in base.pieces]
-  sentinels = vocabulary.settings(folder).get('extra_ids')
-  sentinels = _SENTINELS if sentinels is None else sentinels
+  stated = vocabulary.settings(folder).get('extra_ids')
+  sentinels = _SENTINELS if stated is None else stated
   pieces += [f'<extra_id_{i}>' for i in reversed(range(sentinels if '▁<extra_id_0>' not in pieces else 0))]
-  ids = vocabulary.ids({piece: i for i, piece in enumerate(pieces)}, config, begin=('<pad>', '<s>'))
-  pieces += [''] * (config['vocab_size'] - len(pieces))
-  symbols = Symbols((*vocabulary.pad_and_begin(config), ids['</s>'], ids['<unk>']), config['vocab_size'])
+  if stated is None:
+    del pieces[max(size, len(base.pieces)) :]  # MADLAD-400 has no room for sentinels
+  found = {piece: i for i, piece in enumerate(pieces)}
+  ids = vocabulary.ids(found, config, begin=('<pad>', '<s>', '<unk>'), pad=('<pad>', '<s>'))
+  vocabulary.check_added(folder, ids, [name for name in pieces if name.lstrip('▁').startswith('<extra_id_')])
+  pieces += [''] * (size - len(pieces))
+  symbols = Symbols((*vocabulary.pad_and_begin(config), ids['</s>'], ids['<unk>']), size)
   names = [pieces[i] for i in symbols.theirs]
   model = vocabulary.reordered(base, names, {}, [name for name in names if name.startswith('<extra_id_')])
   return Imported(
@@ -106,18 +118,13 @@ def convert(folder: HubFolder, config: Mapping[str, Any]) -> Imported:
     symbols=symbols,
     vocabularies={'source_vocab': model, 'target_vocab': model},
     tokeniser=TOKENISER,
-    unused=[
-      'encoder.embed_tokens.weight',
-      'decoder.embed_tokens.weight',
-      'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',
-      *(['lm_head.weight'] if config['tie_word_embeddings'] else []),
-    ],
+    unused=['decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight'],
   )
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
   gated, name = _activation(config)
-  activation, tied = ACTIVATIONS.get(name, (None, None))[gated], config['tie_word_embeddings']
+  activation, (tied, scaled) = ACTIVATIONS.get(name, (None, None))[gated], _output(config)
   if not activation:
     raise ValueError(f'feed-forward layers with {"a gated " if gated else ""}{name}')
   layers = _layers(config)
@@ -132,7 +139,7 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     attention_scale=1.0,
     embedding_scale=1.0,
     tied_output=tied,
-    logit_scale=config['d_model'] ** -0.5 if tied else 1.0,
+    logit_scale=config['d_model'] ** -0.5 if scaled else 1.0,
     input_dropout=config['dropout_rate'],
     attention_dropout=config['dropout_rate'],
     ffn_dropout=config['dropout_rate'],
@@ -176,8 +183,11 @@ def form(ours: Any, models: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-  yield TensorEntry('shared.weight', 'target_embedding/table', 'symbols')
-  if not config['tie_word_embeddings']:
+  copies = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+  tied, _ = _output(config)
+  copies += ('lm_head.weight',) * tied
+  yield TensorEntry('shared.weight', 'target_embedding/table', 'symbols', copies=copies)
+  if not tied:
     yield TensorEntry('lm_head.weight', 'output_embedding/table', 'symbols')
   sparse, dense = _sparse(config), 'mlp' if 'num_experts' in config else 'DenseReluDense'
   for stack, count in _layers(config).items():
@@ -213,6 +223,20 @@ def _activation(config: Mapping[str, Any]) -> tuple[bool, str]:
   proj = config.get('feed_forward_proj', 'relu')
   derived = 'gelu_new' if proj == 'gated-gelu' else proj.removeprefix('gated-')
   return config.get('is_gated_act', proj.startswith('gated-')), config.get('dense_act_fn', derived)
+
+
+def _output(config: Mapping[str, Any]) -> tuple[bool, bool]:
+  """Whether the output's table is that of the embeddings, and whether logits are scaled by d_model^-0.5.
+
+  In transformers 4 both are tie_word_embeddings. transformers 5 writes that as true always, reads lm_head.weight where
+  there is one, and scales as scale_decoder_outputs says; MT5's class there has no such key and never scales.
+  """
+  tied = config['tie_word_embeddings']
+  of_5 = 'scale_decoder_outputs' in config or (config['model_type'] == 'mt5' and config['is_of_5'])
+  scaled = config.get('scale_decoder_outputs', tied and not of_5)
+  if scaled and not tied:
+    raise ValueError('scale_decoder_outputs without tie_word_embeddings')
+  return 'lm_head.weight' not in config['tensors'] if of_5 else tied, scaled
 
 
 def _layers(config: Mapping[str, Any]) -> dict[str, int]:

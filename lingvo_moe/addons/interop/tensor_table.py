@@ -3,8 +3,8 @@
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -43,9 +43,9 @@ class Symbols(NamedTuple):
 
   def firsts(self) -> list[int]:
     """The first id here of each id there, in order."""
-    first = {}
-    for here, there in enumerate(self.theirs):
-      first.setdefault(there, here)
+    first, theirs = {}, self.theirs
+    for here in (0, *range(2, len(theirs)), 1):  # the begin symbol, which is no output, gives way to any other
+      first.setdefault(theirs[here], here)
     first.pop(-1, None)
     return [first[there] for there in sorted(first)]
 
@@ -68,6 +68,12 @@ class TensorEntry:
   # 'matrix', [out, in] there and [*in, *out] here; 'same', of the same order; 'symbols', a row a symbol
   kind: str = 'same'
   expert: int | None = None  # number on the first axis of the weight; None: the whole weight
+  copies: tuple[str, ...] = ()  # other names of the same tensor there, of which a folder has one or more
+
+  def named(self, names: Collection[str]) -> Self:
+    """The entry by that of its names which a folder has."""
+    found = [name for name in (self.theirs, *self.copies) if name in names] or [self.theirs]
+    return dataclasses.replace(self, theirs=found[0], copies=tuple(found[1:]))
 
   def inwards(self, tensor: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
     """The weight, or the expert's part, of this shape."""

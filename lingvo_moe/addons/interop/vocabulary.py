@@ -5,7 +5,7 @@ symbol that text is never encoded to is an unused piece, a language a tag.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
@@ -22,9 +22,11 @@ _KINDS = sentencepiece_model_pb2.ModelProto.SentencePiece
 NORMAL = _KINDS.NORMAL
 
 _CONTENT = Kind('an object with content', lambda value: OBJECT.fits(value) and TEXT.fits(value.get('content')))
-_NAMES = optional(list_of(Kind('a string, or an object with one', lambda v: TEXT.fits(v) or _CONTENT.fits(v))))
+_NAME = Kind('a string, or an object with one', lambda value: TEXT.fits(value) or _CONTENT.fits(value))
+_NAMES = optional(list_of(_NAME))
+_EXTRA = Kind(f'{_NAMES.name}, or an object of these', lambda value: by_name(_NAME).fits(value) or _NAMES.fits(value))
 _BY_ID = Kind('an object of contents by id', lambda v: by_name(_CONTENT).fits(v) and all(map(str.isdecimal, v)))
-LISTED = {'additional_special_tokens': _NAMES}
+LISTED = {'additional_special_tokens': _NAMES, 'extra_special_tokens': _EXTRA}
 ADDED = optional(list_of(Kind('an object with id and content', lambda v: _CONTENT.fits(v) and TOKEN.fits(v.get('id')))))
 # What is read of tokenizer_config.json, and what would change how text is encoded.
 _SETTINGS = LISTED | {
@@ -58,8 +60,10 @@ def content(token: str | Mapping[str, Any]) -> str:
   return token if isinstance(token, str) else token['content']
 
 
-def ids(ids_by_piece: Mapping[str, int], config: Mapping[str, Any], begin: Sequence[str]) -> Mapping[str, int]:
-  """Ids by piece as found in a folder, given the pieces with which the decoder may begin.
+def ids(
+  ids_by_piece: Mapping[str, int], config: Mapping[str, Any], begin: Sequence[str], pad: Sequence[str] = ('<pad>',)
+) -> Mapping[str, int]:
+  """Ids by piece as found in a folder, given those with which the decoder may begin, and that may be padding.
 
   Raises:
     ValueError: an id is beyond the vocabulary or that of two pieces, or a special symbol of config.json is another one.
@@ -68,10 +72,36 @@ def ids(ids_by_piece: Mapping[str, int], config: Mapping[str, Any], begin: Seque
     raise ValueError(f'{odd!r} has id {ids_by_piece[odd]}, beyond vocab_size={config["vocab_size"]}')
   if len({*ids_by_piece.values()}) < len(ids_by_piece):
     raise ValueError('pieces share an id')
-  for name, known in (('pad', ('<pad>',)), ('decoder_start', begin), ('eos', ('</s>',))):
+  for name, known in (('pad', pad), ('decoder_start', begin), ('eos', ('</s>',))):
     if (i := config.get(key := f'{name}_token_id', -1)) not in (-1, *(ids_by_piece.get(piece) for piece in known)):
       raise ValueError(f'{key}={i}, which is not {" or ".join(known)}')
   return ids_by_piece
+
+
+def check_added(folder: HubFolder, ids_by_piece: Mapping[str, int], names: Collection[str] = ()) -> None:
+  """Refuses a token that was added to a tokeniser, which takes it out of a text before SentencePiece reads it.
+
+  What a family's vocabulary has by itself is no such token: special symbols, and these `names` of languages or
+  sentinels, under the ids that they have.
+  """
+  config, special = settings(folder), folder.json_if_any('special_tokens_map.json', **LISTED)
+  added = [(token['content'], int(i)) for i, token in (config.get('added_tokens_decoder') or {}).items()]
+  tokens = folder.json_if_any('tokenizer.json', added_tokens=ADDED).get('added_tokens') or ()
+  added += [(token['content'], token['id']) for token in tokens]
+  if folder.has('added_tokens.json'):
+    added += folder.json('added_tokens.json', TOKEN).items()
+  for stated in (config, special):
+    extra = stated.get('extra_special_tokens') or ()
+    listed = [*(stated.get('additional_special_tokens') or ()), *(extra.values() if isinstance(extra, dict) else extra)]
+    listed += [token for key, token in stated.items() if key.endswith('_token') and _NAME.fits(token)]
+    added += [(name := content(token), ids_by_piece.get(name, -1)) for token in listed]
+  for name, i in added:
+    if name not in {*_SPECIAL, '<mask>', *names} or ids_by_piece.get(name) != i:
+      raise UserError(
+        f'{folder.path} adds {name!r} (id {i}) to its tokeniser, which finds it in a text before SentencePiece does; '
+        'here special symbols, languages and sentinels alone may be added: take it out of tokenizer_config.json, '
+        'tokenizer.json, added_tokens.json and special_tokens_map.json, and it is spelt in pieces'
+      )
 
 
 def pieces(model: bytes) -> list[str]:

@@ -1,4 +1,7 @@
-"""Keys of every public configuration class against the class itself, in transformers, which must be installed."""
+"""Keys of every public configuration class against the class itself, in transformers, which must be installed.
+
+There are two references, transformers 4.57.1 and 5: each test states what differs by release (`of_5`).
+"""
 
 import functools
 import inspect
@@ -36,6 +39,10 @@ def transformers():
   return found
 
 
+def of_5(transformers):
+  return int(transformers.__version__.split('.')[0]) >= 5
+
+
 def parameters(function):
   found = inspect.signature(function).parameters.values()
   return {p.name: p.default for p in found if p.name != 'self' and p.kind is not p.VAR_KEYWORD}
@@ -45,16 +52,20 @@ def parameters(function):
 def test_every_key_of_a_class_is_in_one_column_with_the_default_of_the_class(architecture, transformers):
   keys, config = KEYS[architecture], getattr(transformers, CONFIGS[architecture])
   common = parameters(transformers.PretrainedConfig.__init__)
-  stated = {**common, **transformers.PretrainedConfig._get_global_generation_defaults()}
-  assert transformers.PretrainedConfig._get_global_generation_defaults() == config_keys.GENERATION
-  own = parameters(config.__init__)
-  assert not [name for name in (*stated, *own, *config.attribute_map) if not keys.column(name)]
-  assert keys.aliases == config.attribute_map and keys.model_type == config.model_type
+  generation = config_keys.GENERATION
+  if not of_5(transformers):  # where a configuration has none of these any more
+    assert transformers.PretrainedConfig._get_global_generation_defaults() == generation
+  stated, own = {**common, **generation}, parameters(config.__init__)
+  # 5 forces ties of T5 and MT5, has another name of Mixtral's num_local_experts, and rope_theta in rope_parameters.
+  other = ('tie_word_embeddings', 'num_experts', 'rope_theta') if of_5(transformers) else ()
+  assert not [name for name in {*stated, *own, *config.attribute_map} - {*other} if not keys.column(name)]
+  assert keys.aliases.items() <= config.attribute_map.items() and keys.model_type == config.model_type
+  assert of_5(transformers) or keys.aliases == config.attribute_map
   of_class = {**stated, **own}
   for name, key in keys.honoured.items():
-    assert key.default is ... or key.default == of_class.get(name), name
+    assert key.default is ... or name in other or key.default == of_class.get(name), name
   for name, value in keys.only.items():
-    assert value == of_class.get(name, value), name
+    assert name in other or value == of_class.get(name, value), name
   inert, only = keys.inert.split(), {*keys.only}
   assert len({*inert, *only, *keys.honoured}) == len(inert) + len(only) + len(keys.honoured)
 
@@ -134,6 +145,8 @@ def changed(folder, key, value):
 
 @pytest.mark.parametrize('name', sorted(p.name for p in FIXTURES.iterdir()))
 def test_each_key_changed_alone_is_equal_or_refused(name, transformers, tmp_path, capsys):
+  if of_5(transformers) and name == 'nllb_moe':
+    pytest.skip('transformers 5 sends tokens to other experts than 4.57.1, which wrote the folder')
   folder = tmp_path / name
   shutil.copytree(FIXTURES / name, folder)
   config = json.loads((folder / 'config.json').read_text())
@@ -181,7 +194,29 @@ OTHERS = [
 
 @pytest.mark.parametrize(('name', 'changes'), OTHERS)
 def test_models_of_other_sizes_and_layers_are_equal(name, changes, transformers, tmp_path):
-  assert outcome(transformers, made(transformers, name, changes, tmp_path)) == 'equal'
+  found, kind = outcome(transformers, made(transformers, name, changes, tmp_path)), 'equal'
+  if of_5(transformers) and (name == 'nllb_moe' or (name, changes) == OTHERS[0]):  # which has a table for each side
+    kind = 'refused'
+  assert found.startswith(kind), found
+
+
+@pytest.mark.parametrize('architecture', [None, 'MT5ForConditionalGeneration'])
+@pytest.mark.parametrize('name', sorted(p.name for p in FIXTURES.iterdir()))
+def test_a_folder_that_the_installed_release_saves_again_is_equal(name, architecture, transformers, tmp_path):
+  if architecture and not name.startswith('t5'):
+    pytest.skip('a class of T5')
+  folder = tmp_path / name
+  shutil.copytree(FIXTURES / name, folder)
+  config = json.loads((folder / 'config.json').read_text())
+  if architecture:
+    config |= {'architectures': [architecture], 'model_type': 'mt5'} | {'tie_word_embeddings': name == 't5'}
+    (folder / 'config.json').write_text(json.dumps(config))
+  model = getattr(transformers, config['architectures'][0]).from_pretrained(folder)
+  (folder / 'model.safetensors').unlink()
+  model.save_pretrained(folder)
+  kind = 'refused' if of_5(transformers) and name == 'nllb_moe' else 'equal'
+  found = outcome(transformers, folder)
+  assert found.startswith(kind), found
 
 
 @pytest.mark.parametrize(
@@ -200,6 +235,8 @@ def test_models_of_other_sizes_and_layers_are_equal(name, changes, transformers,
 )
 def test_models_of_another_kind_are_refused(name, changes, message, transformers, tmp_path):
   folder = made(transformers, name, changes, tmp_path)
+  if of_5(transformers) and name == 'nllb_moe':
+    message = 'NLLB-MoE of transformers 5 sends tokens to other experts'
   with pytest.raises(UserError, match=message):
     importing.read(str(folder))
 

@@ -140,6 +140,71 @@ def test_without_a_network_one_line_says_where_the_cache_is(serve, monkeypatch):
     hub_download.download('a/b')
 
 
+LISTING = {'id': 'a/b', 'sha': COMMIT, 'siblings': [{'rfilename': name} for name in READ]}
+ANSWERS = {
+  'no JSON': b'<html>',
+  'half of JSON': b'{"id": "a/b", "sha": ',
+  'bytes': b'\xff\xfe\x00',
+  'nothing': b'',
+  'a list': [],
+  'null': None,
+  'a string': 'x',
+  'no siblings': {'id': 'a/b', 'sha': COMMIT},
+  'siblings of another type': LISTING | {'siblings': 3},
+  'siblings that are names': LISTING | {'siblings': READ},
+  'siblings without a name': LISTING | {'siblings': [{}]},
+  'a name of another type': LISTING | {'siblings': [{'rfilename': {}}]},
+  'no commit': {'id': 'a/b', 'siblings': LISTING['siblings']},
+  'a commit of another type': LISTING | {'sha': 7},
+  'a commit that leads elsewhere': LISTING | {'sha': '../../../../x'},
+}
+
+
+@pytest.mark.parametrize('odd', ANSWERS)
+def test_an_odd_answer_of_the_hub_is_one_line_and_nothing_is_written(odd, serve, tmp_path):
+  """Of the kind: what a stranger's server says is read as a type and a range, as a stranger's file is."""
+  hub = serve()
+  answer, body = hub.answer, ANSWERS[odd] if isinstance(ANSWERS[odd], bytes) else json.dumps(ANSWERS[odd]).encode()
+  is_listing = lambda request: request.path.startswith('/api/models/a/b')
+  json_type = {'Content-Type': 'application/json'}
+  hub.answer = lambda request: hub._send(request, 200, body, json_type) if is_listing(request) else answer(request)
+  with pytest.raises(UserError, match=r'the hub \(http.* (gave an answer for|did not give all files of) a/b') as raised:
+    hub_download.download('a/b')
+  assert '\n' not in str(raised.value)
+  assert not hub.fetched() and not (tmp_path / 'cache').exists()
+
+
+@pytest.mark.parametrize('header', ['ETag', 'X-Linked-ETag', 'X-Repo-Commit', 'X-Xet-Hash'])
+@pytest.mark.parametrize('value', ['"../../../../x"', '..', 'a/b', '/x', 'W/"../x"', '', 'a' * 300])
+def test_a_name_that_leaves_the_cache_is_refused_before_anything_is_written(header, value, serve, tmp_path):
+  """Of the kind: a name from outside that becomes the name of a file is one part of a path."""
+  hub = serve()
+  send = hub._send
+  odd = lambda headers: headers | {header: value} if 'X-Repo-Commit' in headers else headers
+  hub._send = lambda request, status, body, headers, *rest: send(request, status, body, odd(headers), *rest)
+  with pytest.raises(UserError, match=rf'not of its protocol \(ValueError: {header} '):
+    hub_download.download('a/b')
+  assert [path.name for path in tmp_path.iterdir() if path.name != 'cache'] == []
+  assert not [path for path in (tmp_path / 'cache').rglob('*') if path.is_file()]
+
+
+def test_names_are_checked_in_sessions_that_are_opened_after_a_lost_connection_too(serve, tmp_path):
+  hub = serve()
+  send, lost = hub._send, []
+
+  def lose(request, status, body, headers, *rest):
+    if 'X-Repo-Commit' in headers and not lost:
+      lost.append(request.path)
+      request.close_connection = True
+      return request.connection.close()
+    return send(request, status, body, headers | {'ETag': '"../../../../x"'}, *rest)
+
+  hub._send = lose
+  with pytest.raises(UserError, match='a/b'):
+    hub_download.download('a/b')
+  assert lost and not [path for path in tmp_path.rglob('*') if path.is_file() and '.locks' not in str(path)]
+
+
 def test_a_full_disk_is_an_error_of_the_disk(serve, monkeypatch):
   serve()
   import huggingface_hub
@@ -147,7 +212,7 @@ def test_a_full_disk_is_an_error_of_the_disk(serve, monkeypatch):
   def full(*args, **kwargs):
     raise OSError(errno.ENOSPC, 'No space left on device', 'blobs/0')
 
-  monkeypatch.setattr(huggingface_hub, 'snapshot_download', full)
+  monkeypatch.setattr(huggingface_hub, 'hf_hub_download', full)
   with pytest.raises(OSError, match='No space left on device'):
     hub_download.download('a/b')
 
@@ -174,6 +239,13 @@ def test_a_model_without_weights_or_of_no_family_is_refused(serve, tmp_path):
   with pytest.raises(UserError, match='BertModel'):
     hub_download.download('a/b')
   assert hub.fetched() == ['config.json']
+
+
+def test_a_model_without_a_configuration_is_refused(serve, tmp_path):
+  (tmp_path / 'bare').mkdir()
+  serve(tmp_path / 'bare', extra={'model.safetensors': b'x'})
+  with pytest.raises(UserError, match='a/b must have a config.json on the hub; it has none'):
+    hub_download.download('a/b')
 
 
 def test_the_command_imports_a_model_by_name(tmp_path):

@@ -17,7 +17,10 @@ import lingvo_moe
 from lingvo_moe.addons.interop import hub_export, importing
 from lingvo_moe.addons.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.cli.commands import export
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import batches, inference
 from lingvo_moe.tasks.lm import generation
@@ -299,19 +302,19 @@ def test_a_model_that_a_public_class_holds_goes_out_and_comes_in_again(name, val
     (
       'mt.t5.BaseTiny',
       {'tag_target': False, 'norm': 'layer', 'relative_buckets': 16},
-      r'T5ForConditionalGeneration has others \(norm\): use --format=safe',
+      r'T5ForConditionalGeneration has others \(norm=\'layer\'\): use --format=safe',
     ),
     (
       'mt.t5.BaseTiny',
       {'tag_target': False, 'num_experts': 4, 'gate': 'switch', 'activation': 'geglu', 'expert': 'geglu'},
       'SwitchTransformers.* has others',
     ),
-    ('mt.t5.BaseTiny', {'tag_target': False, 'num_kv_heads': 1}, r'T5For\w+ has others \(num_kv_heads\)'),
-    ('mt.opus.BaseTiny', {'tag_target': True, 'num_kv_heads': 1}, r'MarianMTModel has others \(num_kv_heads\)'),
+    ('mt.t5.BaseTiny', {'tag_target': False, 'num_kv_heads': 1}, r'T5For\w+ has others \(num_kv_heads=[12]\)'),
+    ('mt.opus.BaseTiny', {'tag_target': True, 'num_kv_heads': 1}, r'MarianMTModel has others \(num_kv_heads=[12]\)'),
     (
       'mt.nllb.MoE54BTiny',
       {'tag_sides': 'both_source_last', 'num_kv_heads': 2},
-      r'NllbMoe\w+ has others \(num_kv_heads\)',
+      r'NllbMoe\w+ has others \(num_kv_heads=[12]\)',
     ),
   ],
 )
@@ -320,6 +323,38 @@ def test_a_model_that_no_public_class_holds_is_refused_with_what_differs(name, v
   with pytest.raises(UserError, match=message):
     export.export(export.Options(str(tmp_path / 'run'), out=str(tmp_path / 'out'), format='huggingface'))
   assert not (tmp_path / 'out').exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Squared(FeedForward):
+  def __call__(self, theta, x_BTM, key=None):
+    return tf.square(tf.nn.relu(x_BTM @ theta['wi'])) @ theta['wo']
+
+
+@registry.register
+class Own(registry.get('mt.t5.BaseTiny')):
+  """A T5 by its fields, whose decoder has another layer of the same weights."""
+
+  def model(self):
+    model = super().model()
+    ffn = Squared(self.model_dim, self.ff_dim, bias=False)
+    return dataclasses.replace(model, decoder=dataclasses.replace(model.decoder, ffn=ffn))
+
+
+def test_a_model_of_ones_own_whose_layers_are_another_function_is_refused(tmp_path):
+  """Of the kind: an export compares functions, and not the fields of a configuration."""
+  own_run(registry.name_of(Own), tmp_path / 'run', tag_target=False)
+  with pytest.raises(UserError, match=r'T5ForConditionalGeneration has others \(layers of its own\)'):
+    export.export(export.Options(str(tmp_path / 'run'), out=str(tmp_path / 'out'), format='huggingface'))
+  assert not (tmp_path / 'out').exists()
+
+
+def test_an_export_reads_every_weight_of_the_run_or_refuses(imported, tmp_path, monkeypatch):
+  merged = Checkpoints.merged
+  more = lambda self, step, config: merged(self, step, config) | {'decoder/layer_00/ffn/wg': np.ones([8, 12])}
+  monkeypatch.setattr(Checkpoints, 'merged', more)
+  with pytest.raises(UserError, match=r'weights that the class has not \(decoder/layer_00/ffn/wg\)'):
+    hub_export.save_hub_folder(str(tmp_path), imported('marian').run, 0)
 
 
 @pytest.mark.parametrize('name', [name for name in TRANSLATION if name not in BOTH_TAGS])

@@ -168,10 +168,8 @@ def test_any_other_floating_point_tensor_is_refused(name, change, message, copy)
 @pytest.mark.parametrize(
   ('name', 'unused'),
   [
-    ('marian', ['model.encoder.embed_tokens.weight', 'lm_head.weight']),
-    ('m2m100', ['model.decoder.embed_tokens.weight', 'model.encoder.embed_positions.weights', 'lm_head.weight']),
-    ('t5', ['lm_head.weight', 'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight']),
-    ('t5_v1_1', ['encoder.embed_tokens.weight']),
+    ('m2m100', ['model.encoder.embed_positions.weights']),
+    ('t5', ['decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight']),
     ('mixtral', ['model.layers.1.self_attn.rotary_emb.inv_freq']),
   ],
 )
@@ -181,6 +179,208 @@ def test_tensors_that_the_class_does_not_use_change_nothing(name, unused, copy):
   assert found.keys() == expected.keys()
   for key, weight in expected.items():
     np.testing.assert_array_equal(found[key], weight)
+
+
+FAIRSEQ = ['model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight']
+T5 = ['encoder.embed_tokens.weight', 'decoder.embed_tokens.weight']
+TIED = [
+  ('marian', 'model.shared.weight', [*FAIRSEQ, 'lm_head.weight']),
+  ('m2m100', 'model.shared.weight', [*FAIRSEQ, 'lm_head.weight']),
+  ('nllb_moe', 'model.shared.weight', [*FAIRSEQ, 'lm_head.weight']),
+  ('t5', 'shared.weight', [*T5, 'lm_head.weight']),
+  ('t5_v1_1', 'shared.weight', T5),
+  ('switch', 'shared.weight', [*T5, 'lm_head.weight']),
+]
+
+
+@pytest.mark.parametrize(('name', 'table', 'copies'), TIED)
+def test_a_tied_table_is_read_by_any_of_its_names_and_by_several(name, table, copies, copy):
+  """Of the kind: a tensor of several names is one tensor, whichever of them a release writes."""
+  expected = importing.read_weights(str(FIXTURES / name))
+  for names in [[copy] for copy in copies] + [[table, *copies]]:
+    rename = lambda tensors, names=names: tensors.update(dict.fromkeys(names, tensors.pop(table)))
+    found = importing.read_weights(str(copy(name, rename)))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+def test_an_export_has_the_name_of_a_tied_table_that_the_folder_had(copy, tmp_path):
+  rename = lambda tensors: tensors.update({T5[1]: tensors.pop('shared.weight')})
+  folder = copy('t5', rename)
+  importing.import_folder(str(folder), str(tmp_path / 'run'))
+  (tmp_path / 'out').mkdir()
+  hub_export.save_hub_folder(str(tmp_path / 'out'), RunDir(str(tmp_path / 'run')), 0)
+  back, there = HubFolder(str(tmp_path / 'out')), HubFolder(str(folder))
+  assert back.tensors == there.tensors
+  np.testing.assert_array_equal(back.read(T5[1]), there.read(T5[1]))
+
+
+@pytest.mark.parametrize(('name', 'table', 'copies'), TIED)
+def test_copies_of_a_tied_table_that_differ_are_refused(name, table, copies, copy):
+  """transformers 4 drops one of them, and transformers 5 reads both."""
+  for other in copies:
+    for change in (lambda of: of + np.eye(*of.shape, dtype=np.float32), lambda of: of[:-1]):
+      folder = copy(name, lambda tensors, change=change, other=other: tensors.update({other: change(tensors[table])}))
+      with pytest.raises(UserError, match=f"'{other}' must be '{table}' again, as its configuration ties them"):
+        importing.read_weights(str(folder))
+
+
+def logits_of(folder, name):
+  """Logits of every symbol there, by the ids there of a fixture's expected.npz."""
+  _, imported, config = importing.read(str(folder))
+  expected, here = dict(np.load(FIXTURES / name / 'expected.npz')), imported.symbols.firsts()
+  theta = weights_lib.unflatten({k: tf.constant(v) for k, v in importing.read_weights(str(folder)).items()})
+  place = lambda x: np.broadcast_to(np.arange(x.shape[1]), x.shape)
+  ids = lambda key: np.array(here)[expected[key]]
+  batch = dict(
+    src_ids=ids('src') * expected['mask'], src_segments=expected['mask'], src_positions=place(expected['mask'])
+  )
+  batch |= dict(tgt_inputs=ids('inputs'), tgt_labels=ids('targets'), tgt_segments=np.ones_like(expected['targets']))
+  batch = {key: tf.constant(x, tf.int32) for key, x in (batch | dict(tgt_positions=place(expected['inputs']))).items()}
+  found, _ = config.model().logits(theta, batch)
+  return found.numpy()[..., here], expected['logits']
+
+
+OF_5 = {'tie_word_embeddings': True, 'transformers_version': '5.24.0'}
+
+
+def test_an_untied_t5_that_transformers_5_saved_keeps_its_own_output(copy, tmp_path):
+  """Of the kind: a key has the meaning of the release that wrote it. There ties are always stated, and never made."""
+  folder = copy('t5_v1_1', **OF_5, scale_decoder_outputs=False)
+  found, expected = logits_of(folder, 't5_v1_1')
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  importing.import_folder(str(folder), str(tmp_path / 'run'))
+  (tmp_path / 'out').mkdir()
+  hub_export.save_hub_folder(str(tmp_path / 'out'), RunDir(str(tmp_path / 'run')), 0)
+  assert HubFolder(str(tmp_path / 'out')).tensors == HubFolder(str(folder)).tensors
+  found, _ = logits_of(tmp_path / 'out', 't5_v1_1')
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('name', 'values', 'tied', 'scaled'),
+  [
+    ('t5', {}, True, True),
+    ('t5', {**OF_5, 'scale_decoder_outputs': True}, True, True),
+    ('t5', {**OF_5, 'scale_decoder_outputs': False}, True, False),
+    ('t5_v1_1', {}, False, False),
+    ('t5_v1_1', {**OF_5, 'scale_decoder_outputs': True}, False, True),
+    ('t5', {'architectures': ['MT5ForConditionalGeneration'], 'model_type': 'mt5', **OF_5}, True, False),
+    (
+      't5',
+      {'architectures': ['MT5ForConditionalGeneration'], 'model_type': 'mt5', 'tie_word_embeddings': True},
+      True,
+      True,
+    ),
+    ('t5_v1_1', {'architectures': ['MT5ForConditionalGeneration'], 'model_type': 'mt5', **OF_5}, False, False),
+    ('switch', OF_5, True, True),
+  ],
+)
+def test_ties_and_scale_of_t5_are_those_of_the_release_that_wrote_them(name, values, tied, scaled, copy):
+  config = importing.read(str(copy(name, **values)))[2]
+  assert (config.tied_output, config.logit_scale) == (tied, 8**-0.5 if scaled else 1.0)
+
+
+def test_nllb_moe_of_transformers_5_is_refused(copy):
+  with pytest.raises(UserError, match=r'NLLB-MoE of transformers 5 .* make it 4.57.1'):
+    importing.read(str(copy('nllb_moe', transformers_version='5.0.0')))
+
+
+def test_a_model_of_the_form_of_madlad_is_read(copy, tmp_path):
+  """<s> pads, the decoder begins with <unk>, the table has another name, and there is no room for sentinels."""
+  rename = lambda tensors: tensors.update({T5[1]: tensors.pop('shared.weight')})
+  folder = copy('t5_v1_1', rename, pad_token_id=1, eos_token_id=2, decoder_start_token_id=0)
+  proto = sentencepiece_model_pb2.ModelProto.FromString((folder / 'spiece.model').read_bytes())
+  kinds = proto.SentencePiece
+  for i, (piece, kind) in enumerate((('<unk>', kinds.UNKNOWN), ('<s>', kinds.CONTROL), ('</s>', kinds.CONTROL))):
+    proto.pieces[i].piece, proto.pieces[i].type = piece, kind
+  spec = proto.trainer_spec
+  spec.unk_id, spec.bos_id, spec.eos_id, spec.pad_id = 0, 1, 2, -1
+  (folder / 'spiece.model').write_bytes(proto.SerializeToString())
+  (folder / 'tokenizer_config.json').write_text(json.dumps({'pad_token': '<s>', 'additional_special_tokens': []}))
+  found, expected = logits_of(folder, 't5_v1_1')
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  importing.import_folder(str(folder), str(tmp_path / 'run'))
+  _, config = RunDir(str(tmp_path / 'run')).load()
+  theirs, own = importing.read(str(folder))[1].symbols.theirs, sentencepiece.SentencePieceProcessor()
+  own.LoadFromSerializedProto(proto.SerializeToString())
+  lines = ['Wo ist der Bahnhof?', 'Am Ω.']
+  assert [[theirs[i] for i in ids] for ids in task_of(config).vocabs[0].encode(lines)] == own.encode(lines)
+  assert 3 not in config.masked_symbols and 1 in config.masked_symbols  # a target may have an unknown symbol
+
+
+ADDED = {
+  'tokenizer_config.json': {'added_tokens_decoder': {'95': {'content': '[NEW]', 'special': False}}},
+  'added_tokens.json': {'[NEW]': 95},
+  'tokenizer.json': {'added_tokens': [{'id': 95, 'content': '[NEW]', 'lstrip': True}]},
+  'special_tokens_map.json': {'additional_special_tokens': [{'content': '[NEW]'}]},
+}
+NAMES = ('marian', 't5', 't5_v1_1', 'switch', 'm2m100', 'nllb_moe', 'mixtral')
+
+
+def add(folder, file, values):
+  stated = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+  both = {k: {**stated[k], **v} for k, v in values.items() if isinstance(v, dict) and isinstance(stated.get(k), dict)}
+  (folder / file).write_text(json.dumps({**stated, **values, **both}))
+
+
+@pytest.mark.parametrize('file', ADDED)
+@pytest.mark.parametrize('name', NAMES)
+def test_a_token_that_was_added_to_a_tokeniser_is_refused(name, file, copy, tmp_path):
+  """Of the kind: what the public tokeniser reads of a text before SentencePiece is read alike here, or refused."""
+  folder = copy(name)
+  add(folder, file, ADDED[file])
+  with pytest.raises(UserError, match=r"adds '\[NEW\]' \(id (95|-1)\) to its tokeniser") as raised:
+    importing.import_folder(str(folder), str(tmp_path / 'run'))
+  assert '\n' not in str(raised.value) and not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  'values',
+  [{'pad_token': '[PAD]'}, {'extra_special_tokens': {'image': '[IMG]'}}, {'extra_special_tokens': ['[A]']}],
+)
+def test_special_tokens_of_other_names_are_added_tokens_too(values, copy):
+  folder = copy('mixtral')
+  add(folder, 'tokenizer_config.json', values)
+  with pytest.raises(UserError, match=r"adds '\[(PAD|IMG|A)\]'"):
+    importing.read(str(folder))
+
+
+def test_a_known_symbol_under_another_id_is_refused(copy):
+  folder = copy('t5')
+  add(folder, 'added_tokens.json', {'<extra_id_0>': 5})
+  with pytest.raises(UserError, match=r"adds '<extra_id_0>' \(id 5\)"):
+    importing.read(str(folder))
+
+
+@pytest.mark.parametrize(
+  ('name', 'symbols'),
+  [
+    ('marian', {'</s>': 0, '<unk>': 1, '>>deu<<': 2}),
+    ('t5', {'<pad>': 0, '</s>': 1, '<unk>': 2, '<extra_id_3>': None, '<extra_id_0>': None}),
+    ('m2m100', {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, '__af__': None, '__zu__': None}),
+    ('nllb_moe', {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, 'deu_Latn': None, '<mask>': None}),
+    ('mixtral', {'<unk>': 0, '<s>': 1, '</s>': 2}),
+  ],
+)
+def test_symbols_that_a_vocabulary_has_by_itself_are_no_added_tokens(name, symbols, copy):
+  folder = copy(name)
+  before = importing.read(str(folder))[1]
+  here = {piece: i for i, piece in enumerate(importing.pieces(str(folder)))}
+  found = lambda symbol: here.get(symbol, here.get(f'<2{symbol.strip("_<>")}>'))
+  ids = {symbol: before.symbols.theirs[found(symbol)] if i is None else i for symbol, i in symbols.items()}
+  add(folder, 'added_tokens.json', ids)
+  add(folder, 'tokenizer.json', {'added_tokens': [{'id': i, 'content': symbol} for symbol, i in ids.items()]})
+  add(folder, 'special_tokens_map.json', {'additional_special_tokens': [*ids], 'eos_token': '</s>'})
+  after = importing.read(str(folder))[1]
+  assert after.vocabularies == before.vocabularies and after.symbols == before.symbols
+
+
+def test_a_language_that_was_added_to_nllb_is_one(copy):
+  folder = copy('nllb_moe')
+  size = json.loads((folder / 'config.json').read_text())['vocab_size']
+  add(folder, 'tokenizer_config.json', {'added_tokens_decoder': {str(size - 1): {'content': 'gsw_Latn'}}})
+  assert '<2gsw_Latn>' in importing.pieces(str(folder))
 
 
 @pytest.mark.parametrize('dtype', [np.float32, np.float16])
