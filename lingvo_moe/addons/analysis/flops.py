@@ -133,7 +133,7 @@ def _add_experts(
   parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool = False
 ) -> None:
   """Adds the FLOPs of a MoE layer in training, forward and backward."""
-  factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
+  factor = config.slots_factor or config.round_capacity_factor  # dropless: of one round
   slots = config.num_experts * layer.gate.capacity(tokens // config.num_groups, config.num_experts, factor)  # a group's
   _add_moe(parts, layer, tokens, config.num_groups * slots, 3 + again)
   # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
