@@ -202,7 +202,7 @@ def _grid(cls):
   own = _SIZES | (_MT if cls is MtConfig else {})
   has = {f.name for f in dataclasses.fields(cls)}
   rows = []
-  for values in (*(_GATES if cls is MtConfig else _GATES[::5]), *_TRAINED, *_OTHER[cls]):
+  for values in (*(_GATES if cls is MtConfig else (*_GATES[1:5], _GATES[-2])), *_TRAINED, *_OTHER[cls]):
     causal = values.get('experts_in') == 'encoder' and values.get('gate') == 'expert_choice' and 'experts_in' not in has
     if causal or ('lora_rank' in values and cls is RecurrentConfig):
       continue
