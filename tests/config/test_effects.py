@@ -89,7 +89,8 @@ def test_a_value_that_is_there_already_or_is_inherited_is_no_mistake():
   assert configuration.resolve(TINY, num_experts=0).gate == 'top2'
 
 
-def test_a_line_of_a_registered_class_is_refused_and_one_of_its_parent_is_not():
+def test_a_line_of_a_registered_class_is_refused_and_one_of_its_parent_is_not(monkeypatch):
+  monkeypatch.setattr(registry, '_models', dict(registry.registered()))
   parent = registry.get(TINY)
   body = {'__doc__': 'A.', '__module__': 'effects', '__annotations__': {'choices': int, 'max_steps': int}}
   registry.register(type('Odd', (parent,), body | {'choices': 4, 'max_steps': 3}))
