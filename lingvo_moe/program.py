@@ -185,7 +185,7 @@ class Program:
 
     totals = [self.model.totals(micro_batch(i)) for i in range(self.micro_batches)]
     totals = tf.nest.map_structure(lambda *values: tf.add_n(values), *totals)
-    if _balances_batch(moe.layers_of(self.model)):
+    if moe.balances_batch(self.model):
       theta = self.theta(weights)
       choices = lambda i: self.model.choices(theta, *_rows_and_keys(micro_batch(i), key))
       none = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), results_of(lambda: choices(0)))
@@ -243,10 +243,6 @@ def _rows_and_keys(batch: Mapping[str, tf.Tensor], key: tf.Tensor) -> tuple[dict
   return {name: x for name, x in batch.items() if name != _ROWS}, key_B
 
 
-def _balances_batch(layers: Sequence[moe.MoE]) -> bool:
-  return any(getattr(layer.gate, 'balance_over', 'group') == 'batch' for layer in layers)
-
-
 class _Parts(NamedTuple):
   """Parts of a batch, the model of one, and the totals of all; or the batch alone, as its one part."""
 
@@ -265,7 +261,7 @@ def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Par
   count = backend.current().sub_batches if hasattr(model, 'totals') else 1
   if isinstance(rows, int):
     count = max(1, min(count, rows))
-  if (training and any(layer.gate.joint_loss for layer in layers)) or _balances_batch(layers):
+  if (training and any(layer.gate.joint_loss for layer in layers)) or moe.balances_batch(model):
     count = 1
   if training:
     count = next(n for n in range(count, 0, -1) if all(layer.num_groups % n == 0 for layer in layers))

@@ -69,7 +69,7 @@ def train(
   options: Options, runtime_options: RuntimeOptions = machine_lib.LOCAL, signals: Signals | None = None
 ) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
-  from lingvo_moe.run.advice import Advice, DroppedNotice
+  from lingvo_moe.run.advice import Advice, DroppedNotice, SystemTimeNotice
   from lingvo_moe.run.evaluation import EvaluationHook
   from lingvo_moe.run.signals import Signals, StopOnSignal, StoppedBySignal
   from lingvo_moe.run.training import Diverged, check_finite, steps
@@ -80,7 +80,7 @@ def train(
   signals.in_loop = True
   advice = Advice(training)
   evaluation = EvaluationHook(training, signals)
-  notices = advice, DroppedNotice(training)
+  notices = advice, DroppedNotice(training), SystemTimeNotice(training)
   hooks = (check_finite, training.log_step, *notices, training.save_step, evaluation, StopOnSignal(training, signals))
   try:
     advice.say_epoch()

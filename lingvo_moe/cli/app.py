@@ -15,8 +15,9 @@ from typing import Any
 
 from absl import app, flags
 
+from lingvo_moe.cli import allocator
 from lingvo_moe.cli.options import OptionGroup
-from lingvo_moe.core import quiet
+from lingvo_moe.core import host_memory, quiet
 from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, respelled, shown
 from lingvo_moe.storage import files
 
@@ -67,6 +68,7 @@ def _run(
     elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     logging.getLogger('tensorflow').setLevel(logging.ERROR)  # it warns of its own old functions
+    allocator.keep_memory()
     if tensorflow:
       quiet.import_tensorflow()
     if models and (imported_files := flags.FLAGS['import'].value):
@@ -127,6 +129,12 @@ def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | N
   except UnicodeEncodeError as e:
     # Python keeps bytes of a file's name that are no UTF-8 as halves of surrogate pairs.
     message = f'names and text are written as {e.encoding}; saw {shown(e.object)}, which it cannot hold: rename it'
+  except Exception as e:
+    if type(e).__name__ != 'ResourceExhaustedError':  # TensorFlow's, which need not have been imported
+      raise
+    saw = (re.search(r'tensor with shape\[[\d,]*\] and type \w+', str(e)) or ['more than there is'])[0]
+    size = f'{host_memory.size() / 2**30:.1f} GiB on this host'
+    message = f'a batch must fit into memory, {size}; no room for a {saw}: use smaller batches, or a smaller model'
   # Out here the frames of the error are gone, and with them progress bars that would share its line.
   print(f'error: {_printable(message)}', file=sys.stderr)
   return 1

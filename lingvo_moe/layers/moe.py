@@ -215,6 +215,11 @@ def layers_of(model: Any) -> list[MoE]:
   return [layer for part in parts for layer in layers_of(part)]
 
 
+def balances_batch(model: Any) -> bool:
+  """Whether a balance loss of a model is of all groups of a batch together (balance_over='batch')."""
+  return any(getattr(layer.gate, 'balance_over', 'group') == 'batch' for layer in layers_of(model))
+
+
 def of_part(model: Any, parts: int | None) -> Any:
   """Model for one of `parts` parts of a batch: MoE layers have that many times fewer groups; None: one group."""
   if isinstance(model, MoE):

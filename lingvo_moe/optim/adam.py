@@ -1,6 +1,7 @@
 """Adam (Kingma and Ba, 2015), and AdamW, which decays weights apart from their gradients."""
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
@@ -24,10 +25,11 @@ class Adam(Optimizer):
     grad = tf.cast(grad, tf.float32)
     square = tf.square(grad)
     mean = self.beta1 * slots['mean'] + (1.0 - self.beta1) * grad
-    moment = self.beta2 * slots['moment'] + (1.0 - self.beta2) * square
-    corrected = rate * tf.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+    # In this form, as beta2 and 1 - beta2 in float32 do not sum to 1.
+    moment = slots['moment'] + (1.0 - self.beta2) * (square - slots['moment'])
+    bias1, bias2 = (-tf.math.expm1(t * math.log(beta)) for beta in (self.beta1, self.beta2))  # 1 - beta**t
     # Kingma and Ba add epsilon to the corrected root; scaling it here is equivalent.
-    update = corrected * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
+    update = rate * tf.sqrt(bias2) / bias1 * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(bias2))
     update += self.decay(weight, spec, rate)
     return Update(weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}, tf.reduce_sum(square))
 

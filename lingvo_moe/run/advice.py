@@ -1,5 +1,6 @@
-"""Advice before and during training: steps of an epoch, how long they take here, and choices that are dropped."""
+"""Advice before and during training: steps of an epoch, how long they take here, dropped choices, system time."""
 
+import os
 import time
 
 from lingvo_moe.core.progress import duration
@@ -11,6 +12,7 @@ _SKIPPED = 3  # calls of the runtime that may trace and compile
 _DROPPED = 0.2  # share of the choices of a step
 _FORWARD = 1 / 3  # of a step's time, where no gradient is computed
 _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_STEPS that took _SECONDS
+_SYSTEM, _CPU_SECONDS = 0.2, 20.0  # share of the system in so many processor seconds
 
 
 class Advice:
@@ -86,4 +88,32 @@ class DroppedNotice:
       self._training.log.say(
         f'step {step.number} dropped {share:.0%} of the choices of experts, which had no slot left. First steps may; '
         'if it stays so, raise aux_loss_weight, or begin a run with a larger capacity_factor, or None, which drops none'
+      )
+
+
+class SystemTimeNotice:
+  """Notice, printed once, of steps in which the system has more than a fifth of the processor time."""
+
+  def __init__(self, training: Training):
+    self._training = training
+    self._calls = 0
+    self._since = os.times()
+    self._said = False
+
+  def __call__(self, step: Step) -> None:
+    if self._said or not step.ends_call:
+      return
+    self._calls += 1
+    now = os.times()
+    if self._calls <= _SKIPPED:
+      self._since = now
+    user, system = now.user - self._since.user, now.system - self._since.system
+    if user + system < _CPU_SECONDS:
+      return
+    self._since = now
+    if (share := system / (user + system)) > _SYSTEM:
+      self._said = True
+      self._training.log.say(
+        f"{share:.0%} of the processor time of the last steps is the operating system's, which mostly hands out "
+        'memory and takes it back: docs/questions.md, "The system takes much of the time", has what helps'
       )

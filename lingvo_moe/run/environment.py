@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lingvo_moe
+from lingvo_moe.core import host_memory
 from lingvo_moe.storage import files, json_files, log_directory
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
@@ -68,7 +69,7 @@ def machine() -> dict[str, Any]:
     'system': platform.platform(),
     'processor': _processor(),
     'cores': len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
-    'memory': f'{os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30:.1f} GiB',
+    'memory': f'{host_memory.size() / 2**30:.1f} GiB',
     'accelerators': [d.name for d in devices if d.device_type != 'CPU'],
   }
 

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core import progress
+from lingvo_moe.core import host_memory, progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import cpu, gpu, xla
@@ -28,7 +27,7 @@ def check_fits(program: Program) -> None:
   """Raises UserError if weights and optimizer slots alone are larger than the memory; GPUs are left to try."""
   specs = [*program.weight_specs.values(), *program.slot_specs.values()]
   needed = sum(spec.size * spec.dtype.size for spec in specs)
-  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  memory = host_memory.size()
   if needed > memory and not tf.config.list_physical_devices('GPU'):
     count = sum(spec.size for spec in program.weight_specs.values())
     raise UserError(

@@ -15,6 +15,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.search import beam_search, flat_sequence
 from lingvo_moe.search.beam_search import NEG_INF, TENSORS, Hypotheses, StepFn
+from lingvo_moe.text.continuations import LEAST_TEMPERATURE
 from lingvo_moe.text.repetition import Repetition
 
 
@@ -40,7 +41,8 @@ class Sampler:
 
   def restricted(self, logits_BWV: tf.Tensor) -> tf.Tensor:
     """Logits at the temperature, -inf for the symbols that are never drawn. Top-p follows top-k."""
-    logits_BWV = logits_BWV / _column(self.temperature, tf.float32)
+    logits_BWV -= tf.reduce_max(logits_BWV, axis=-1, keepdims=True)  # the largest is 0 at any temperature
+    logits_BWV /= tf.maximum(_column(self.temperature, tf.float32), LEAST_TEMPERATURE)
     size = logits_BWV.shape[-1]
     if self._by_row:
       restricts = tf.reduce_any((self.top_k > 0) | (self.top_p < 1))

@@ -12,6 +12,9 @@ from lingvo_moe.core.errors import UserError, shown
 _ENDS = 2, 0  # eos and pad, after which no byte completes a character
 
 
+LEAST_TEMPERATURE = 2.0**-126  # the least normal float32: smaller ones are divided by as 0
+
+
 class Sampling(NamedTuple):
   """Values for drawing a text, by the names of a model's fields."""
 

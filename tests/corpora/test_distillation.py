@@ -190,9 +190,26 @@ def test_other_settings_or_lines_than_before_are_refused(corpus, finished):
   with pytest.raises(UserError, match=rf'/{where} was made with beam_size=4, now 2: give the options as'):
     distill(corpus, Teacher(), beam_size=2)
   assert contents(corpus.parent) == before
-  write(corpus / 'de-en' / 'train.de', ['Ein Satz', *LINES[1:]])
-  with pytest.raises(UserError, match='made with de-en/train.de='):
-    distill(corpus, Teacher())
+  assert len(LINES[0]) == len('Wort 0')
+  for first in ('Ein Satz', 'Wort 0'):  # one as long as before
+    write(corpus / 'de-en' / 'train.de', [first, *LINES[1:]])
+    with pytest.raises(UserError, match='made with de-en/train.de='):
+      distill(corpus, Teacher())
+
+
+@pytest.mark.parametrize('finished', [True, False])
+def test_the_teacher_may_have_moved_since(corpus, finished):
+  distill(corpus, Teacher(), teacher='runs/a') if finished else interrupt(corpus, after=10)
+  rest = Teacher()
+  distill(corpus, rest, teacher='elsewhere/b')
+  assert rest.asked == ([] if finished else LINES[10:])
+
+
+def test_a_claim_is_renewed_as_lines_are_translated(corpus, monkeypatch):
+  renewed, teacher = [], Teacher()
+  monkeypatch.setattr(claims.Claims, 'renew', lambda claims: renewed.append(len(teacher.asked)))
+  distill(corpus, teacher)
+  assert {*range(1, 26)} <= {*renewed}
 
 
 def test_a_folder_that_is_there_is_refused_and_stays_as_it_is(corpus):

@@ -71,6 +71,7 @@ def test_csv_without_a_header_is_read_right_or_asked_about(tmp_path_factory, row
     ('"Am Montag, Tag 1";"On Monday, day 1"\n', [('Am Montag, Tag 1', 'On Monday, day 1')]),
     ('Ja, gut;Yes\nNein;No, no, no\n', [('Ja, gut', 'Yes'), ('Nein', 'No, no, no')]),
     ('a;b\n\nc\nd;e;f\n', [('a', 'b'), ('c', None), ('d', 'e')]),  # no other divides a row
+    ('a;b, c\n\nd;e, f, g\n\n', [('a', 'b, c'), ('d', 'e, f, g')]),  # an empty line is no row
     ('allein\n', [('allein', None)]),
     ('en,de\n"Yes; a",Ja;\nNo\n', [('Ja;', 'Yes; a'), (None, 'No')]),  # named in the first row
     ('de,en\na;b,c\nd;e\n', [('a;b', 'c'), ('d;e', None)]),

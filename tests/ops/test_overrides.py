@@ -161,7 +161,7 @@ def values_and_gradients(name, in_force, *, gradients, compiled=False):
     with backend.use(in_force), tf.GradientTape() as tape:
       tape.watch(args)
       results = [r for r in tf.nest.flatten(f(*args)) if r is not None]
-      pull = lambda r: tf.sin(tf.reshape(tf.range(tf.size(r), dtype=tf.float32), tf.shape(r)))
+      pull = lambda r: tf.sin(tf.reshape(1.0 + tf.range(tf.size(r), dtype=tf.float32), tf.shape(r)))
       total = tf.add_n([tf.zeros([])] + [tf.reduce_sum(r * pull(r)) for r in results if r.dtype.is_floating])
     if not gradients:
       return results

@@ -56,6 +56,7 @@ def test_rows_are_divided_unless_there_is_one_or_none():
   assert calls_of([None, 2], [None, 2]) == 3
   assert calls_of([6, 2], [6, 2]) == 3
   assert calls_of([1, 2], [1, 2]) == 1
+  assert calls_of([6, 2], [1, 2]) == 3  # one row beside all, such as a mask
   assert calls_of([6], [6]) == 1  # no axis but that of rows: not of a batch
 
 

@@ -236,6 +236,22 @@ def test_adam_first_step_is_the_sign_of_the_gradient():
   np.testing.assert_allclose(got, [-0.1, 0.1, -0.1, -0.1, 0.1], rtol=1e-4)
 
 
+@pytest.mark.parametrize(('optimizer', 'epsilon'), [(Adam(), 1e-9), (AdamW(), 1e-8)], ids=['adam', 'adamw'])
+def test_a_gradient_as_small_as_epsilon_is_followed_by_half_a_step(optimizer, epsilon):
+  weight, _ = run(optimizer, VECTOR, np.zeros(5), [np.full(5, epsilon)])  # rate * g / (|g| + epsilon)
+  np.testing.assert_allclose(weight, np.full(5, -0.1 / 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize('beta2', [1e-30, 0.5, 0.98, 0.999, 0.9999999, 0.99999999, 1 - 2.0**-53])
+def test_adam_with_any_beta2_follows_equal_gradients_by_the_rate(beta2):
+  """Edges of numbers: decay rates whose float32 is 1."""
+  grads = [np.array([1e-3, -1.0, 2.0, -30.0, 4.0])] * 20
+  weight, _ = run(Adam(beta2=beta2), VECTOR, np.zeros(5), grads[:1])
+  np.testing.assert_allclose(weight, -0.1 * np.sign(grads[0]), rtol=1e-5)
+  weight, _ = run(Adam(beta2=beta2), VECTOR, np.zeros(5), grads)
+  np.testing.assert_allclose(weight, -2.0 * np.sign(grads[0]), rtol=1e-4)
+
+
 def test_slots_are_float32_whatever_the_weight():
   spec = WeightSpec((4, 5), 'MH', Constant(0.0), factored='MH', dtype=tf.bfloat16)
   for optimizer in (Adafactor(), Adam()):

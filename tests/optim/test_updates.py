@@ -77,3 +77,9 @@ def test_weights_are_alike_if_shape_axes_and_type_are():
 def _groups(machine):
   with backend.use(machine):
     return updates._alike(SPECS)
+
+
+def test_weights_of_one_shape_in_two_types_are_updated_apart():
+  wide, narrow = (WeightSpec((5,), 'M', Constant(0.0), dtype=dtype) for dtype in (tf.float32, tf.bfloat16))
+  with backend.use(dataclasses.replace(xla.BACKEND, updates_at_once=3)):
+    assert updates._alike({'a': wide, 'b': narrow, 'c': wide, 'd': narrow}) == [['a', 'c'], ['b', 'd']]

@@ -1,5 +1,6 @@
 """Advice: steps of an epoch before the first step, and an estimate of time after some."""
 
+import os
 import time
 import types
 
@@ -102,3 +103,29 @@ def test_a_logged_step_that_drops_more_than_a_fifth_of_its_choices_is_said_once(
     notice(Step(number, {}, ends_call=True))  # of a model without experts
     assert len(training.said) == (number >= 4)
   assert training.said[0].startswith('step 4 dropped 20% of the choices of experts, ')
+
+
+def said_of_system_time(monkeypatch, share_of, seconds=1.0, steps=100):
+  """Steps at which the share of the system is said, while it has share_of(number) of `seconds` of a processor."""
+  training, spent, at = FakeTraining(), [0.0, 0.0], []
+  monkeypatch.setattr(os, 'times', lambda: types.SimpleNamespace(user=spent[0], system=spent[1]))
+  hook = advice.SystemTimeNotice(training)
+  for number in range(1, steps + 1):
+    spent[0] += seconds * (1 - share_of(number))
+    spent[1] += seconds * share_of(number)
+    hook(Step(number, {}, ends_call=True))
+    at += [number] * (len(training.said) - len(at))
+  return training.said, at
+
+
+def test_system_time_above_a_fifth_is_said_once_with_the_way_out(monkeypatch):
+  said, at = said_of_system_time(monkeypatch, lambda number: 0.45)
+  assert at == [23]  # 20 processor seconds after the three steps that may trace
+  assert said[0].startswith('45% of the processor time of the last steps') and 'docs/questions.md' in said[0]
+
+
+def test_system_time_below_a_fifth_or_of_tracing_is_not_said_and_a_later_rise_is(monkeypatch):
+  assert said_of_system_time(monkeypatch, lambda number: 0.19) == ([], [])
+  assert said_of_system_time(monkeypatch, lambda number: 1.0 if number <= 3 else 0.0) == ([], [])
+  assert said_of_system_time(monkeypatch, lambda number: 0.0 if number <= 50 else 0.5)[1] == [63]
+  assert said_of_system_time(monkeypatch, lambda number: 0.9, seconds=0.1) == ([], [])  # 9.7 processor seconds

@@ -40,9 +40,9 @@ def test_scores_are_those_of_plain_loops(repetition, library):
   rng, limit = np.random.default_rng(0), {'xla': compiled}.get(library)
   changed = 0
   for time, length in itertools.product((0, 1, 2, 6), (1, 4)):
-    before_BP = rng.integers(3, SYMBOLS, [2, length]).astype(np.int32)
+    before_BP = rng.integers(EOS, SYMBOLS, [2, length]).astype(np.int32)
     before_BP[0, : length // 2] = PAD
-    ids_BWT = rng.integers(3, SYMBOLS, [2, 3, 8]).astype(np.int32)
+    ids_BWT = rng.integers(EOS, SYMBOLS, [2, 3, 8]).astype(np.int32)
     ids_BWT[:, :, time:] = PAD
     scores_BWV = rng.normal(size=[2, 3, SYMBOLS]).astype(np.float32)
     arrays = scores_BWV, before_BP, ids_BWT

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.addons.engine import numpy_sampling
 from lingvo_moe.core import prng
 from lingvo_moe.search.sampling import Sampler, sample
 
@@ -38,6 +39,20 @@ def test_no_random_number_draws_a_symbol_that_is_as_good_as_impossible(monkeypat
   monkeypatch.setattr(prng, 'uniform', lambda key, shape: tf.constant([[[lowest, highest, highest]]]))
   found = Sampler()(tf.constant([[[0.0, -60.0, float('-inf')]]]), prng.key(0)[tf.newaxis, tf.newaxis])
   assert found.numpy().tolist() == [[0]]
+
+
+@pytest.mark.parametrize('logits', [[-7.0, -5.0, -5.5, -9.0], [7.0, 9.0, 8.5, 1.0], [-np.inf, -1e30, -2e30, -3e30]])
+@pytest.mark.parametrize('top_k, top_p', [(0, 1.0), (3, 1.0), (0, 0.9)])
+@pytest.mark.parametrize('temperature', [1e-30, 1e-38, 1.2e-38, 1e-45, 0.0])
+def test_a_temperature_near_0_draws_the_greatest_logit(temperature, top_k, top_p, logits):
+  """Edges of numbers: logits that overflow when they are divided by a temperature; in both engines."""
+  logits_BWV = np.float32([[[-np.inf, -np.inf, *logits]]])  # pad and bos first
+  keys = tf.cast(prng.fold(prng.key(1), tf.range(1)), tf.uint32)[:, tf.newaxis]
+  by_row = Sampler(*(tf.constant([value]) for value in (np.float32(temperature), top_k, np.float32(top_p))))
+  values = np.float32([temperature]), np.array([top_k]), np.float32([top_p])
+  found = [sampler(tf.constant(logits_BWV), keys) for sampler in (Sampler(temperature, top_k, top_p), by_row)]
+  found.append(numpy_sampling.NumpySampler(*values)(logits_BWV, keys.numpy()))
+  assert [int(symbol) for [[symbol]] in found] == [3] * 3
 
 
 # A chain over pad 0, bos 1, eos 2 and two symbols: the next one depends on the last alone.

@@ -55,3 +55,16 @@ def test_a_claim_of_a_process_that_runs_here_is_kept_and_one_that_ended_is_taken
   with open(path, 'w') as f:
     f.write(f'{socket.gethostname()} {pid} abc')
   assert Claims().take(path)
+
+
+def test_a_claim_of_a_process_of_another_user_is_kept(path, now, monkeypatch):
+  def kill(pid, signal):
+    raise PermissionError
+
+  with open(path, 'w') as f:
+    f.write(f'{socket.gethostname()} 1 abc')
+  monkeypatch.setattr(os, 'kill', kill)
+  claims = Claims()
+  assert not claims.take(path)
+  now[0] += 121
+  assert claims.take(path)

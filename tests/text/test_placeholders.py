@@ -186,6 +186,27 @@ def test_texts_without_placeholders_reach_the_translator_as_they_are():
   assert asked['texts'] is texts
 
 
+class Keeping(Words):
+  """Words that hands out translations as they are made, and none of the texts that are known."""
+
+  def translate(self, texts, target=None, known=(), keep=None, request=None):
+    answers = super().translate(texts, target, known, keep, request)
+    for i, hypotheses in enumerate(answers.hypotheses):
+      if i in known:
+        answers.hypotheses[i] = []
+      else:
+        keep(i, hypotheses)
+    return answers
+
+
+def test_a_translation_is_kept_once_with_its_placeholders_and_a_known_text_is_not_made_again():
+  texts, kept = ['Hallo', 'Hallo {a}', '%d Dateien', '{b}'], []
+  keep = lambda i, hypotheses: kept.append((i, [h.text for h in hypotheses]))
+  answers = PlaceholderKeeper(Keeping(WORDS)).translate(texts, known={2}, keep=keep)
+  assert sorted(kept) == [(0, ['Hello']), (1, ['Hello {a}']), (3, ['{b}'])]
+  assert [[h.text for h in hypotheses] for hypotheses in answers.hypotheses] == [['Hello'], ['Hello {a}'], [], ['{b}']]
+
+
 def test_a_sentence_does_not_end_within_a_placeholder():
   line = 'Siehe {{ a. B }} hier. Und {{ c. D }} dort.'
   assert sentences.sentences(line, 'de') == ['Siehe {{ a. B }} hier. ', 'Und {{ c. D }} dort.']

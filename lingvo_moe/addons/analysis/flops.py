@@ -4,11 +4,13 @@ A product of [a, b] and [b, c] counts as 2 a b c. Everything else (normalisation
 out: it is small, and bound by memory.
 """
 
+import math
 from collections.abc import Iterator
 
 from lingvo_moe.addons.analysis.parts import PARTS
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import Specs
+from lingvo_moe.layers import moe
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
@@ -26,34 +28,42 @@ def train_step(config: ModelConfig) -> Parts:
 
   The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows and add two per
   token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
-  Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
+  Dropless, every visit of a token to an expert counts. Rematerialised products count once more, except the last one of
+  a block, whose result no gradient needs. In micro-batches whose balance loss is of the batch (balance_over='batch'),
+  all that leads to the last gate also counts once more.
   """
   batch = task_of(config).batch_shapes()
   rows, length = next(batch[name] for name in ('tgt_labels', 'labels') if name in batch).shape
   source_length = batch['src_ids'].shape[1] if 'src_ids' in batch else 0
-  parts = dict.fromkeys(PARTS, 0)
-  for name, stack in vars(config.model()).items():
-    if isinstance(stack, Stack):
-      blocks, again = config.remat == 'block', config.remat != 'none'
-      stack_length = source_length if name == 'encoder' else length
-      tokens = rows * stack_length
-      for layer, is_last in _layers(stack):
-        attended = [(rows * n, tokens * n) for n in (stack_length, source_length)[: 1 + layer.cross_attention]]
-        _add_attention(parts, config, layer, tokens, attended, 3 + again)
-        if again and not blocks:  # of attention that alone is rematerialised the last product is not recomputed
-          parts['projections'] -= 2 * tokens * layer.attention.weights()['wo'].size * len(attended)
-        if layer.is_moe:
-          _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks)
-        else:
-          specs = layer.ffn.weights()
-          made = (3 + blocks) * _matrices(specs) - (blocks and is_last) * specs['wo'].size
-          parts['feed-forward'] += 2 * tokens * made
-    elif isinstance(stack, RecurrentStack):  # two LSTMs and a layer between them
-      parts['other'] += 2 * 3 * 2 * rows * length * _matrices(stack.lstm.weights())
+  parts, model = dict.fromkeys(PARTS, 0), config.model()
+  stacks = {name: stack for name, stack in vars(model).items() if isinstance(stack, Stack | RecurrentStack)}
+  gates_left = 0  # gates of a first run of each micro-batch, which tells their choices
+  if config.micro_batches > 1 and moe.balances_batch(model):
+    gates_left = sum(_number_of_gates(stack) for stack in stacks.values())
+  for name, stack in stacks.items():
+    if isinstance(stack, RecurrentStack):  # two LSTMs and a layer between them
+      parts['other'] += (2 * 3 + bool(gates_left)) * 2 * rows * length * _matrices(stack.lstm.weights())
       if stack.moe:
-        _add_experts(parts, config, stack.moe, rows * length, config.dispatch)
+        _add_experts(parts, config, stack.moe, rows * length, config.dispatch, first=bool(gates_left))
       else:
         parts['feed-forward'] += 3 * 2 * rows * length * _matrices(stack.ffn.weights())
+      continue
+    blocks, again = config.remat == 'block', config.remat != 'none'
+    stack_length = source_length if name == 'encoder' else length
+    tokens = rows * stack_length
+    for layer, is_last in _layers(stack):
+      attended = [(rows * n, tokens * n) for n in (stack_length, source_length)[: 1 + layer.cross_attention]]
+      first = bool(gates_left)
+      _add_attention(parts, config, layer, tokens, attended, 3 + again + first)
+      if again and not blocks:  # of attention that alone is rematerialised the last product is not recomputed
+        parts['projections'] -= 2 * tokens * layer.attention.weights()['wo'].size * len(attended)
+      if layer.is_moe:
+        gates_left -= first
+        _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks, first=first, ends=not gates_left)
+      else:
+        specs = layer.ffn.weights()
+        made = (3 + blocks + first) * _matrices(specs) - (blocks and is_last) * specs['wo'].size
+        parts['feed-forward'] += 2 * tokens * made
   parts['softmax'] = 3 * _scores(config, rows * length)
   return parts
 
@@ -98,6 +108,10 @@ def decode(config: MtConfig, rows: int) -> Parts:
   return parts
 
 
+def _number_of_gates(stack: Stack | RecurrentStack) -> int:
+  return bool(stack.moe) if isinstance(stack, RecurrentStack) else sum(layer.is_moe for layer in stack.layers.values())
+
+
 def _layers(stack: Stack) -> Iterator[tuple[Layer, bool]]:
   """Yields (layer, True if it is the last layer of a rematerialised block)."""
   for number, layer in enumerate(stack.layers.values()):
@@ -130,19 +144,41 @@ def _add_attention(
 
 
 def _add_experts(
-  parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool = False
+  parts: Parts,
+  config: ModelConfig,
+  layer: MoE,
+  tokens: int,
+  dispatch: str,
+  *,
+  again: bool = False,
+  first: bool = False,
+  ends: bool = True,
 ) -> None:
-  """Adds the FLOPs of a MoE layer in training, forward and backward."""
+  """Adds the FLOPs of a MoE layer in training, forward and backward.
+
+  `again`: forward once more; `first`: a run forward before these, which `ends` with this layer's gate.
+  """
   factor = config.slots_factor or config.round_capacity_factor  # dropless: of one round
   slots = config.num_experts * layer.gate.capacity(tokens // config.num_groups, config.num_experts, factor)  # a group's
-  _add_moe(parts, layer, tokens, config.num_groups * slots, 3 + again)
+  visits, rounds = config.num_groups * slots, 1
+  if not config.slots_factor:
+    visits = tokens * layer.gate.experts_per_token(config.num_experts)
+    rounds = math.ceil(visits / (config.num_groups * slots))
+  to_the_end = first and not ends
+  _add_moe(parts, layer, tokens, visits, 3 + again + to_the_end)
+  parts['gating'] += (first and ends) * _gating(layer, tokens)
   # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
-  parts['dispatch/combine'] += (2 + again + 3) * 2 * tokens * slots * config.model_dim * (dispatch == 'einsum')
+  masks = (2 + again + 3 + 2 * to_the_end) * (dispatch == 'einsum')
+  parts['dispatch/combine'] += masks * 2 * tokens * rounds * slots * config.model_dim
 
 
 def _add_moe(parts: Parts, layer: MoE, tokens: int, visits: float, times: int = 1) -> None:
   """Adds the FLOPs of gate, experts on so many rows, and shared experts."""
   expert = weights_lib.count(layer.experts.weights()) // layer.num_experts
-  parts['gating'] += times * 2 * tokens * layer.gate.products_per_token(layer.model_dim, layer.num_experts)
+  parts['gating'] += times * _gating(layer, tokens)
   parts['experts'] += round(times * 2 * visits * expert)
   parts['feed-forward'] += times * 2 * tokens * (weights_lib.count(layer.shared.weights()) if layer.shared else 0)
+
+
+def _gating(layer: MoE, tokens: int) -> int:
+  return 2 * tokens * layer.gate.products_per_token(layer.model_dim, layer.num_experts)

@@ -17,7 +17,7 @@ from lingvo_moe.addons.engine.numpy_beam import ARRAYS
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.core import hash32
 from lingvo_moe.core.hash32 import GOLDEN
-from lingvo_moe.text.continuations import Request, by_row
+from lingvo_moe.text.continuations import LEAST_TEMPERATURE, Request, by_row
 from lingvo_moe.text.repetition import Repetition
 from lingvo_moe.text.vocab import BOS, EOS, PAD
 
@@ -50,7 +50,9 @@ class NumpySampler(NamedTuple):
   def _restricted(self, logits_BWV: np.ndarray) -> np.ndarray:
     """Logits at the temperature, -inf for the symbols that are never drawn."""
     temperature_B11, top_k_B11, top_p_B11 = (values_B[:, np.newaxis, np.newaxis] for values_B in self)
-    logits_BWV = logits_BWV / np.where(temperature_B11 > 0, temperature_B11, 1).astype(np.float32)
+    logits_BWV = logits_BWV - logits_BWV.max(axis=2, keepdims=True)  # the largest is 0 at any temperature
+    with np.errstate(over='ignore'):
+      logits_BWV /= np.maximum(np.where(temperature_B11 > 0, temperature_B11, 1), LEAST_TEMPERATURE).astype(np.float32)
     if not top_k_B11.any() and (top_p_B11 == 1).all():
       return logits_BWV
     sorted_BWV = -np.sort(-logits_BWV, axis=2)

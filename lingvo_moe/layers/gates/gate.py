@@ -118,14 +118,18 @@ def expert_capacity(group_size: Size | tf.Tensor, num_experts: int, capacity_fac
   return tf.cast(tf.maximum(tf.constant(1, tf.int64), tf.minimum(size, slots)), tf.int32)
 
 
-def top_choices(logits_GSE: tf.Tensor, k: int) -> tf.Tensor:
-  """Indices [G, S, k] of the k largest entries, largest first; of equal ones the first.
+def top_choices(logits_GSE: tf.Tensor, k: int, ties_GSE: tf.Tensor | None = None) -> tf.Tensor:
+  """Indices [G, S, k] of the k largest entries, largest first; of equal ones that with the largest tie, or the first.
 
   By argmax and one-hot, k times: XLA would gather the whole tensor on every device for a top_k.
   """
   num_experts, chosen = logits_GSE.shape[-1], []
   for _ in range(k):
-    chosen.append(tf.argmax(logits_GSE, axis=-1, output_type=tf.int32))
+    best_GSE = logits_GSE
+    if ties_GSE is not None:
+      is_best_GSE = logits_GSE == tf.reduce_max(logits_GSE, axis=-1, keepdims=True)
+      best_GSE = tf.where(is_best_GSE, ties_GSE, -math.inf)
+    chosen.append(tf.argmax(best_GSE, axis=-1, output_type=tf.int32))
     hot_GSE = tf.one_hot(chosen[-1], num_experts, on_value=True, off_value=False)
     logits_GSE = tf.where(hot_GSE, -math.inf, logits_GSE)
   return keep(tf.stack(chosen, axis=-1), 'GSR')

@@ -67,41 +67,46 @@ class TopK(gate.LinearGate):
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     num_experts = logits_GSE.shape[-1]
     real_GS, softmax_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
-    scores_GSE = softmax_GSE if self.router_score == 'softmax' else tf.sigmoid(logits_GSE)
+    is_sigmoid = self.router_score == 'sigmoid'
+    scores_GSE = tf.sigmoid(logits_GSE) if is_sigmoid else softmax_GSE
+    # Shares of scores are softmaxes of these, finite where all scores of a token underflow to 0.
+    log_scores_GSE = tf.math.log_sigmoid(logits_GSE) if is_sigmoid else logits_GSE
     candidates_GSE, group_margin_GS = scores_GSE, None
     if self.router_bias_update_rate:
       candidates_GSE += theta['gate_bias']
     if self.groups_of_experts:
-      candidates_GSE, group_margin_GS = best_groups(candidates_GSE, self.groups_of_experts, self.chosen_groups)
-    # Logits tie less than their softmax, in the same order.
-    expert_GSR = gate.top_choices(logits_GSE if candidates_GSE is softmax_GSE else candidates_GSE, self.choices)
+      groups = self.groups_of_experts, self.chosen_groups
+      candidates_GSE, group_margin_GS = best_groups(candidates_GSE, *groups, logits_GSE)
+    # Logits tie less than scores, in the same order.
+    by_logits = candidates_GSE is scores_GSE
+    expert_GSR = gate.top_choices(logits_GSE if by_logits else candidates_GSE, self.choices, logits_GSE)
     margin_GS = gate.margin(candidates_GSE, expert_GSR)
     margin_GS = margin_GS if group_margin_GS is None else tf.minimum(margin_GS, group_margin_GS)
     weight_GSR = gate.at_choices(scores_GSE, expert_GSR)
     if self.normalised:
-      weight_GSR /= tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
+      weight_GSR = tf.nn.softmax(gate.at_choices(log_scores_GSE, expert_GSR))
     taken_GSR = tf.stack([real_GS] * self.choices, axis=-1)
     if self.router_bias_update_rate and keys_GS is not None:
       weight_GSR = with_loads(weight_GSR, theta['gate_bias'], expert_GSR, taken_GSR)
-    shares_GSE = scores_GSE
-    if self.router_score != 'softmax':
-      shares_GSE /= tf.reduce_sum(scores_GSE, axis=-1, keepdims=True)
+    shares_GSE = tf.nn.softmax(log_scores_GSE) if is_sigmoid else softmax_GSE
     aux_loss = gate.balance_loss(shares_GSE, expert_GSR, real_GS, self.balance_over)
     stats = gate.statistics(logits_GSE, softmax_GSE, real_GS)._replace(aux_loss=aux_loss)
     return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)
 
 
-def best_groups(scores_GSE: tf.Tensor, groups: int, chosen: int) -> tuple[tf.Tensor, tf.Tensor]:
+def best_groups(scores_GSE: tf.Tensor, groups: int, chosen: int, ties_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """Scores of the experts in the `chosen` best groups, lowest at all others, and margins [G, S] of the groups.
 
-  A group is of experts next to each other, and as good as the sum of its two best scores (DeepSeek-V3).
+  A group is of experts next to each other, and as good as the sum of its two best scores (DeepSeek-V3); of groups that
+  are equally good, that with the larger sum of the same experts' ties is the better.
   """
   shape_GS = sizes(scores_GSE)[:2]
   within = scores_GSE.shape[-1] // groups
-  by_group = tf.reshape(scores_GSE, [shape_GS[0], shape_GS[1] * groups, within])
-  two_best = gate.at_choices(by_group, gate.top_choices(by_group, 2))
-  group_GSJ = tf.reshape(tf.reduce_sum(two_best, axis=-1), [*shape_GS, groups])
-  best_GSR = gate.top_choices(group_GSJ, chosen)
+  by_group = [tf.reshape(x_GSE, [shape_GS[0], shape_GS[1] * groups, within]) for x_GSE in (scores_GSE, ties_GSE)]
+  two_best = gate.top_choices(by_group[0], 2, by_group[1])
+  of_two = lambda x: tf.reshape(tf.reduce_sum(gate.at_choices(x, two_best), axis=-1), [*shape_GS, groups])
+  group_GSJ, tie_GSJ = map(of_two, by_group)
+  best_GSR = gate.top_choices(group_GSJ, chosen, tie_GSJ)
   is_chosen_GSJ = tf.reduce_sum(tf.one_hot(best_GSR, groups), axis=-2)
   is_chosen_GSE = tf.repeat(is_chosen_GSJ, within, axis=-1) > 0
   return tf.where(is_chosen_GSE, scores_GSE, _LOWEST), gate.margin(group_GSJ, best_GSR)

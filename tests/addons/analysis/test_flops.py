@@ -26,6 +26,34 @@ def test_a_train_step():
   }
 
 
+def test_dropless_every_visit_of_a_token_counts_whatever_a_round_holds():
+  dropless = dataclasses.replace(TINY, capacity_factor=None, gate='top_k', choices=5, dispatch='einsum')
+  found = flops.train_step(dropless)
+  assert found['experts'] == 3 * 2 * (2 * 2 * 5 * TOKENS * 32 * 64)
+  assert found['dispatch/combine'] == 2 * 5 * (2 * TOKENS * 3 * (16 * 4) * 32)  # three rounds of two choices
+  switch = flops.train_step(dataclasses.replace(TINY, capacity_factor=None, gate='switch'))
+  assert switch['experts'] == 3 * 2 * (2 * 2 * TOKENS * 32 * 64)
+
+
+def test_micro_batches_balanced_over_the_batch_run_once_more_as_far_as_the_last_gate():
+  group = dataclasses.replace(TINY, micro_batches=2, dispatch='einsum')
+  plain, found = flops.train_step(group), flops.train_step(dataclasses.replace(group, balance_over='batch'))
+  # The encoder, and the decoder but for the experts of its last layer, and the output softmax.
+  more = {
+    'attention': 6 * ATTENTION,
+    'projections': 6 * 4 * PROJECTION,
+    'feed-forward': 2 * (2 * 2 * TOKENS * 32 * 64),
+    'experts': 2 * 2 * SLOTS * 32 * 64,
+    'gating': 2 * (2 * TOKENS * 32 * 16),
+    'dispatch/combine': 2 * (2 * TOKENS * (16 * 4) * 32),
+  }
+  assert found == plain | {part: plain[part] + made for part, made in more.items()}
+  assert plain == flops.train_step(dataclasses.replace(TINY, dispatch='einsum'))
+  in_encoder = dataclasses.replace(group, experts_in='encoder')
+  plain, found = (flops.train_step(dataclasses.replace(in_encoder, balance_over=o)) for o in ('group', 'batch'))
+  assert found['attention'] - plain['attention'] == 2 * ATTENTION and found['experts'] == plain['experts']
+
+
 def test_masks_count_five_times_and_copies_do_not():
   einsum = flops.train_step(dataclasses.replace(TINY, dispatch='einsum'))
   assert einsum['dispatch/combine'] == 2 * 5 * (2 * TOKENS * (16 * 4) * 32)

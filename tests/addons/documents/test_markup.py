@@ -114,6 +114,9 @@ def test_an_element_with_a_longer_name_is_not_left_alone(name):
       "<p translate=no>a<p>b<ul><li Translate='NO'>c<li>d</ul>",
       "<p translate=no>a<p>B<ul><li Translate='NO'>c<li>D</ul>",
     ),
+    # Of an attribute that comes twice, HTML has the first.
+    ('<b translate=no translate=yes>a</b> b', '<b translate=no translate=yes>a</b> B'),
+    ('<b translate=yes translate=no>a</b> b', '<b translate=yes translate=no>A</b> B'),
     ('<b class="notranslate-x">a</b>', '<b class="notranslate-x">A</b>'),
     ('<b title="translate=no" translate=yes>a</b>', '<b title="translate=no" translate=yes>A</b>'),
     ('<table><tr><td translate=no>a<td>b<tr><td class=notranslate>c</table>d', None),

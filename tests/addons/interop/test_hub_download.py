@@ -52,9 +52,11 @@ def test_only_what_the_family_reads_is_fetched_and_only_once(serve):
 
 @pytest.mark.parametrize('revision', ['v1', EARLIER])
 def test_a_revision_is_that_which_is_asked_for_and_the_run_notes_its_commit(serve, tmp_path, revision):
-  serve()
+  hub = serve()
   folder, origin = hub_download.download('a/b', revision)
   assert origin == f'a/b@{EARLIER}'
+  hub.revisions['v1'] = COMMIT  # a tag that moves between two requests
+  assert {path.split('/')[4] for _, path, _ in hub.requests if '/resolve/' in path} == {EARLIER}
   importing.import_folder(folder, str(tmp_path / 'run'), origin=origin)
   assert json.loads((tmp_path / 'run' / 'imported.json').read_text())['of'] == origin
   of_folder = tmp_path / 'of_folder'

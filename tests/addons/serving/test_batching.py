@@ -234,3 +234,12 @@ def test_many_threads_lose_no_line():
     assert all(pool.map(client, range(16)))
   batcher.close()
   assert batcher.waiting == 0 and max(seen) <= 8 and sum(seen) / len(seen) > 1
+
+
+def test_placeholders_are_counted_as_often_as_a_part_has_lost_some():
+  answer = lambda parts, key: Answers(
+    [[p] for p in parts], [], [], [i for i, p in enumerate(parts) for _ in range(int(p))]
+  )
+  batcher = Batcher(answer, max_lines=4, wait=0.0, max_waiting=10)
+  assert batcher.submit(['0', '2', '1', '0', '3'], 'en').result(30).lost == [1, 1, 2, 4, 4, 4]
+  batcher.close()

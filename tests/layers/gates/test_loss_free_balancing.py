@@ -56,6 +56,51 @@ def test_a_token_chooses_within_its_best_groups():
   np.testing.assert_array_equal(two.expert_GSR[0], [[0, 3]])
 
 
+def test_the_balance_loss_of_sigmoid_scores_has_shares_that_sum_to_one():
+  routing = route(TopK(1, router_score='sigmoid'), [logit([0.8, 0.4]), logit([0.6, 0.2])])
+  # Both choose expert 0, whose shares are 2/3 and 3/4: E * (1 * 17/24 + 0 * 7/24).
+  np.testing.assert_allclose(routing.stats.aux_loss, 2 * 17 / 24, rtol=1e-5)
+
+
+@pytest.mark.parametrize('low', [-88.0, -104.0, -120.0, -1000.0])
+@pytest.mark.parametrize('biased', [False, True])
+@pytest.mark.parametrize('score', ['sigmoid', 'softmax'])
+def test_weights_and_shares_are_exact_where_scores_underflow(low, biased, score):
+  """Edges of numbers: scores of all experts, or of those that a bias chooses, below the least float32."""
+  logits_E = np.array([0, -1, low, low - 3] if biased else [low - 2, low - 1, low, low - 3])
+  gate = TopK(2, router_score=score, router_bias_update_rate=0.1 * biased)
+  theta = {'gate': tf.eye(4), 'gate_bias': tf.constant([0.0, 0.0, 1.5, 1.75])}
+  with tf.GradientTape() as tape:
+    x_GSM = tf.constant([[logits_E]], tf.float32)
+    tape.watch(x_GSM)
+    routing = gate(theta, x_GSM, tf.zeros([1, 1]))
+    objective = tf.reduce_sum(routing.weight_GSR[..., 0]) + routing.stats.aux_loss
+  chosen = [3, 2] if biased else [2, 1]
+  np.testing.assert_array_equal(routing.expert_GSR[0, 0], chosen)
+  log_score_E = -np.logaddexp(0, -logits_E) if score == 'sigmoid' else logits_E
+  shares = lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+  np.testing.assert_allclose(routing.weight_GSR[0, 0], shares(log_score_E[chosen]), rtol=1e-4)
+  np.testing.assert_allclose(routing.stats.aux_loss, 4 * shares(log_score_E)[chosen].sum() / 2, rtol=1e-4, atol=1e-30)
+  assert np.isfinite(tape.gradient(objective, x_GSM)).all()
+
+
+@pytest.mark.parametrize('bias', [None, [0.25] * 4])
+def test_logits_decide_where_sigmoids_tie(bias):
+  """Edges of numbers: sigmoids of 18, 25 and 30 are all 1 in float32."""
+  gate = TopK(2, router_score='sigmoid', router_bias_update_rate=0.0 if bias is None else 0.1)
+  routing = route(gate, [[18.0, 25.0, 30.0, 20.0], [-110.0, -130.0, -140.0, -105.0]], bias)
+  np.testing.assert_array_equal(routing.expert_GSR[0], [[2, 1], [3, 0]])
+  grouped = TopK(2, router_score='sigmoid', groups_of_experts=2, router_bias_update_rate=gate.router_bias_update_rate)
+  routing = route(grouped, [[18.0, 19.0, 40.0, 20.0]], bias)
+  np.testing.assert_array_equal(routing.expert_GSR[0], [[2, 3]])
+
+
+def test_the_margin_is_that_of_the_groups_where_theirs_is_smaller():
+  gate = TopK(1, router_score='sigmoid', groups_of_experts=2, chosen_groups=1)
+  routing = route(gate, [logit([0.9, 0.3, 0.8, 0.39])])  # groups by 1.2 and 1.19; then 0.9 before 0.3
+  np.testing.assert_allclose(routing.margin_GS[0], [0.01], atol=1e-6)
+
+
 @pytest.mark.parametrize('seed', range(3))
 def test_choices_and_weights_are_those_of_a_plain_loop(seed):
   rng = np.random.default_rng(seed)

@@ -154,6 +154,7 @@ def test_factors_scale_the_loss_of_tokens_and_nothing_else():
   whole, metrics = MODEL.loss(THETA, batch)
   (half, of_half), (none, _) = (MODEL.loss(THETA, batch | factors(count)) for count in (500, 0))
   np.testing.assert_allclose(half, (whole + none) / 2, rtol=1e-6)
+  np.testing.assert_allclose(MODEL.loss(THETA, batch | factors(1000))[0], whole, rtol=1e-6)  # in thousandths
   np.testing.assert_allclose(none, MODEL.aux_loss_weight * metrics['aux_loss'], rtol=1e-6)
   for name in ('xent', 'target_tokens', 'aux_loss'):
     np.testing.assert_allclose(of_half[name], metrics[name])
