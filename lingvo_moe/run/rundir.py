@@ -133,7 +133,7 @@ class RunDir:
       config = dataclasses.replace(config, **{name: getattr(old, name) for name in {*kept, *left_open.keys() & chosen}})
       left_open |= {name: value for name, value in chosen.items() if getattr(config, name) == getattr(old, name)}
     config = config.without_auto()
-    if resumed and (changed := configuration.differences(old, config, may_change)):
+    if resumed and (changed := configuration.differences(old.without_auto(), config, may_change)):
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
         f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
@@ -152,7 +152,8 @@ class RunDir:
       fingerprints[relative_path] = files.sha256(path)
       return relative_path
 
-    relocated = task_of(config).with_files(relative)
+    left_open = {**fields.left_open(config), **(left_open or {})}
+    relocated = task_of(config.without_auto()).with_files(relative)
     self._put(fingerprints)
     configuration.save(name, relocated, self.config_file, fingerprints, left_open)
 
