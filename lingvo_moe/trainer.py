@@ -2,10 +2,10 @@
 
   lingvo-moe train --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS --set batch_tokens=2048
 
-The same command resumes an interrupted run, to the same numbers. --logdir=DIR alone resumes too, with the run's own
-model and values; --set then changes fields that a run may change. SIGTERM, SIGHUP and Ctrl-C save first. The exit
-status is 0 if training has ended, 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C, when training is not
-finished, and 1 after a mistake.
+The same command resumes an interrupted run, to the same numbers. --logdir=DIR alone resumes too: a run keeps the
+values that it began with, until --set and the like give it others, for fields that a run may change. SIGTERM, SIGHUP
+and Ctrl-C save first. The exit status is 0 if training has ended, 143 after SIGTERM, 129 after SIGHUP and 130 after
+Ctrl-C, when training is not finished, and 1 after a mistake.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lingvo_moe.cli import machine as machine_lib
 from lingvo_moe.cli.machine import Machine, RuntimeOptions
 from lingvo_moe.cli.model_flags import FileOptions
 from lingvo_moe.cli.options import flag
-from lingvo_moe.config import fields
+from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files, log_directory
 from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
@@ -84,6 +84,7 @@ def train(
   hooks = (check_finite, training.log_step, *notices, training.save_step, evaluation, StopOnSignal(training, signals))
   try:
     advice.say_epoch()
+    advice.say_schedule()
     if not training.is_resumed and (training.config.max_steps == 0 or training.runtime.program.constant):
       training.save(wait=True)
     evaluation.catch_up()
@@ -147,18 +148,20 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
       f'--init_from={run.path} and another --logdir'
     )
   name, base = options.model, None
-  if not name and not run.exists and options.init_from:
-    name, base = warm_start.run_around(warm_start.find(options.init_from)).load()
+  if run.exists:
+    run_name, own = run.load()
+    if name in (None, run_name):  # else RunDir.begin refuses it
+      name, base = run_name, own
+      may_change = ', '.join(fields.may_change(type(base)))
+      machine.group.say(f'going on with {name} as {run.config_file} has it; --set may change {may_change}')
+  elif not name and options.init_from:
+    name, base = warm_start.run_around(warm_start.find(options.init_from)).load_open()
     machine.group.say(f'a new run of {name} with the values of --init_from={options.init_from}, but for --set')
   elif not name:
-    if not run.exists:
-      raise UserError(
-        f'--model says what to train; saw none, and there is no run in --logdir={run.path} to go on with: give one '
-        'that lingvo-moe models lists'
-      )
-    name, base = run.load()
-    may_change = ', '.join(fields.may_change(type(base)))
-    machine.group.say(f'going on with {name} as {run.config_file} has it; --set may change {may_change}')
+    raise UserError(
+      f'--model says what to train; saw none, and there is no run in --logdir={run.path} to go on with: give one '
+      'that lingvo-moe models lists'
+    )
   overrides = {'data_dir': options.data_dir, 'max_steps': options.max_steps}
   overrides = {field: value for field, value in overrides.items() if value is not None}
   config = options.resolve(name, base=base, **overrides)
@@ -184,10 +187,28 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
   from lingvo_moe.run import warm_start
 
   with run.locked() as lock:
+    old = run.load()[1] if run.exists else None
     config = run.begin(name, config, lambda config: settled(run, config, options, group))
+    if old is not None:
+      say_changes(old, config, run.checkpoints().latest(), group)
     if options.init_from:
       warm_start.note(run, options.init_from)
     return config, lock
+
+
+def say_changes(old: TaskConfig, config: TaskConfig, step: int | None, group: ProcessGroup) -> None:
+  """Prints the values of a run that change, and the learning rates where another schedule meets its checkpoint."""
+  from lingvo_moe.optim import schedule
+
+  if changed := configuration.differences(old, config):
+    group.say(f'of the run change: {"; ".join(changed)}')
+  before, now = old.program().schedule, config.program().schedule
+  if step and schedule.rate(before, step + 1) != (rate := schedule.rate(now, step + 1)):
+    group.say(
+      f'schedule={config.schedule} ends at max_steps, {now.end} and no longer {before.end}: the learning rate was '
+      f'{schedule.rate(before, step):.3g} at step {step}, and is {rate:.3g} at step {step + 1}, where it would have '
+      f'been {schedule.rate(before, step + 1):.3g}'
+    )
 
 
 def settled(run: RunDir, config: TaskConfig, options: Options, group: ProcessGroup) -> TaskConfig:

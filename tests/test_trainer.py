@@ -378,7 +378,7 @@ def test_checkpoints_are_ranked_by_a_score_of_greedy_translations_and_a_run_may_
   assert (best.metric, best.score) == ('chrF', max(scores)) and best.dev_text.endswith(' chrF 5')
   assert evaluations[0].keys() >= {'dev_bleu', 'dev_perplexity'}
   assert f'the best by dev chrF ({best.score:.4g})' in RunDir(str(tmp_path / 'run')).checkpoints().describe(best.step)
-  assert train(corpus, tmp_path / 'run', 12, ['Tiny.patience = 2']) is None
+  assert train(corpus, tmp_path / 'run', 12, ['Tiny.best_by = "loss"']) is None
   said = capsys.readouterr().err
   assert 'checkpoints are ranked by dev loss from now on: the best checkpoint, of step' in said
   assert RunDir(str(tmp_path / 'run')).checkpoints().best().metric is None

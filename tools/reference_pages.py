@@ -36,7 +36,10 @@ lingvo-moe models --model=mt.cldr.MoE8E --set num_experts=16
 ```
 
 The command prints all values of the model. A run records its values in `config.json`. *A run may change it* marks a
-field that may have another value when a run continues.
+field that may have another value when a run continues; a run keeps each value until it is set again. *Only with* names
+the values of other fields with which a field has an effect. A value without effect that `--set`, a gin binding or the
+line of a registered class gives to a field is an error. `has_dense_layers` means that not every layer has experts, and
+`samples_nbest` that `source_sampling` or `target_sampling` has `nbest`.
 `python tools/reference_pages.py --page=fields` makes the page."""
 _NEXT = {
   'models': """## Next

@@ -1,6 +1,7 @@
 """Resolving a configuration from a model's name and gin bindings, and saving and loading it."""
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,20 +37,38 @@ def resolve(
     **overrides: values of fields, which count most.
 
   Raises:
-    UserError: for an unknown model or field, a value out of its range, or a binding without effect.
+    UserError: for an unknown model or field, a value out of its range, a binding that reaches no field, or a value
+      that bindings, settings or the model's own class give to a field, and that has no effect.
   """
   cls = registry.get(name)
   bound = bindings.read(name, registry.registered(), gin_files, gin_bindings)
-  return _make(name, name, {**bound, **settings_lib.read(cls, settings), **overrides}, base)
+  given = {**bound, **settings_lib.read(cls, settings)}
+  config = _make(name, name, {**given, **overrides}, base)
+  others, parent = cls if base is None else base, super(cls, cls)
+  own = [f for f in inspect.get_annotations(cls) if base is None and getattr(cls, f) != getattr(parent, f, None)]
+  try:
+    fields.check_effects(config, [f for f in given if getattr(config, f) != getattr(others, f)])
+    fields.check_effects(config, [f for f in own if f not in given], given.keys() | overrides.keys())
+  except UserError as e:
+    raise UserError(f'{name}: {e}') from None
+  return config
 
 
-def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | None = None) -> None:
+def save(
+  name: str,
+  config: Any,
+  path: str,
+  fingerprints: Mapping[str, str] | None = None,
+  left_open: Mapping[str, Any] | None = None,
+) -> None:
   """Writes {'model': name, 'values': every field, 'files': fingerprints} as JSON with a checksum.
 
   Fingerprints are the SHA-256 of the files that the configuration names, by their names. For a model that is not the
-  zoo's, 'source' is that of the file that registered it when this was first written; its path is not kept.
+  zoo's, 'source' is that of the file that registered it when this was first written; its path is not kept. 'left_open'
+  has what was asked for in the place of values that the run chose: {'capacity_factor': 'auto'}.
   """
   written = {'model': name, 'values': dataclasses.asdict(config), 'files': dict(fingerprints or {})}
+  written |= {'left_open': dict(left_open)} if left_open else {}
   source = _read(path, source=_SOURCE).get('source') if files.exists(path) else registry.checksum(name)
   files.write(path, json_files.dump(written | ({'source': source} if source else {}), indent=2))
 
@@ -72,6 +91,11 @@ def load(path: str) -> tuple[str, Any]:
   if unknown := next((field for field in read['values'] if field not in known), None):
     raise UserError(f'{path}: {name} has no field {unknown!r} in this version; {closest(unknown, known)}')
   return name, _make(name, f'{path}: {name}', read['values'])
+
+
+def left_open(path: str) -> dict[str, Any]:
+  """What was asked for in the place of values that a run chose; of a run of an earlier version nothing."""
+  return _read(path, left_open=json_files.optional(json_files.OBJECT)).get('left_open') or {}
 
 
 def fingerprints(path: str) -> dict[str, str]:

@@ -9,10 +9,11 @@ and nothing else (`ff_dim: int = 512`); the rest is that of the parent.
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import operator
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, Literal
 
 from lingvo_moe.core.errors import UserError, closest, shown
@@ -20,6 +21,8 @@ from lingvo_moe.core.errors import UserError, closest, shown
 _KEY = 'spec'  # in the metadata of a dataclasses.Field
 _LARGEST_INTEGER = 2**31 - 1  # sizes and counters on devices are int32
 _LARGEST_FLOAT = 3.4028234e38  # of float32
+ON = None  # in Spec.when: any value but 0, '', None and False
+_When = Mapping[str, Collection[Any] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Spec:
   way_out: str = ''  # advice that ends the error about a value out of range
   may_change: bool = False  # whether a run that goes on in its log directory may have another value
   settled: bool = False  # whether a run puts a value in the place of None; one of an earlier version still has None
+  open: Collection[Any] = ()  # values in whose place every run that begins chooses one, also one with another's values
+  # values of other fields with which this one has an effect, all of them; of several mappings, those of any. Fields
+  # and properties that a configuration has not, count as having one.
+  when: _When | tuple[_When, ...] = ()
 
   @property
   def rule(self) -> str:
@@ -52,10 +59,30 @@ class Spec:
     return value is None or (in_choices and all(holds(value, bound) for _, bound, holds in self._bounds() if is_number))
 
   @property
+  def condition(self) -> str:
+    """Values of other fields with which the field has an effect, in words: 'schedule=cosine or wsd'; empty: any."""
+    return ', or '.join(' and '.join(itertools.starmap(_condition, when.items())) for when in self._alternatives)
+
+  @property
   def text(self) -> str:
-    """Meaning, range, and whether a run may change the field, as sentences."""
+    """Meaning, range, when the field has an effect, and whether a run may change it, as sentences."""
     rule = f' {self.rule[0].upper()}{self.rule[1:]}.' if self.rule else ''
-    return f'{self.meaning}{rule}{" A run may change it." if self.may_change else ""}'
+    condition = f' Only with {self.condition}.' if self.condition else ''
+    return f'{self.meaning}{rule}{condition}{" A run may change it." if self.may_change else ""}'
+
+  def blockers(self, config: Any) -> dict[str, Collection[Any] | None]:
+    """Fields by whose values this one has no effect in a configuration, with those by which it would; or none."""
+    holds = lambda value, values: bool(value) if values is ON else value in values
+    blocking = {}
+    for when in self._alternatives:
+      blocking = {n: v for n, v in when.items() if hasattr(config, n) and not holds(getattr(config, n), v)}
+      if not blocking:
+        break
+    return blocking
+
+  @property
+  def _alternatives(self) -> tuple[_When, ...]:
+    return self.when if isinstance(self.when, tuple) else (self.when,)
 
   def _bounds(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
     bounds = ('at least', self.at_least, operator.ge), ('above', self.above, operator.gt)
@@ -103,6 +130,29 @@ def _declaring(cls: type) -> dict[str, type]:
 def may_change(cls: type) -> list[str]:
   """Names of the fields that a resumed run may change."""
   return [name for name, spec in specs(cls).items() if spec.may_change]
+
+
+def left_open(config: Any) -> dict[str, Any]:
+  """Values, by field, in whose place a run chooses one when it begins."""
+  values = {name: getattr(config, name) for name, spec in specs(type(config)).items() if spec.open}
+  return {name: value for name, value in values.items() if value in specs(type(config))[name].open}
+
+
+def check_effects(config: Any, names: Collection[str], changed: Set[str] = frozenset()) -> None:
+  """Refuses fields that were set, by their names, where they have no effect.
+
+  Those pass that have none by the value of a field in `changed`, as what a class sets where its user changes it.
+  """
+  for name in names:
+    blocking = specs(type(config))[name].blockers(config)
+    if blocking and not blocking.keys() & changed:
+      by, values = next(iter(blocking.items()))
+      rule = f'left out with {by}={shown(getattr(config, by))}, with which it has no effect'
+      refuse(config, name, rule, f'it is for {_condition(by, values)}')
+
+
+def _condition(name: str, values: Collection[Any] | None) -> str:
+  return name if values is ON else f'{name}={" or ".join(map(str, values))}'
 
 
 def refuse(config: Any, name: str, rule: str, way_out: str = '') -> typing.NoReturn:

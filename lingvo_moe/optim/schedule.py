@@ -104,6 +104,25 @@ class WarmupStableDecay:
     return self.peak * tf.minimum(t / self.warmup, 1.0 - (1.0 - self.final) * past)
 
 
+def rate(schedule: Schedule, t: int) -> float:
+  """Learning rate of an update, counted from 1."""
+  return float(schedule(tf.constant(t - 1, tf.int64)))
+
+
+def cut_short(schedule: Schedule) -> str:
+  """What the warm-up leaves of a schedule with an end, in words; '' where it leaves all, or there is no end."""
+  if not (end := getattr(schedule, 'end', 0)):
+    return ''
+  warmup, last = schedule.warmup, f'{rate(schedule, end):.3g} at step {end}, the last'
+  if warmup >= end:
+    share = rate(schedule, end) / schedule.peak
+    return f'the warm-up of {warmup} steps leaves none to fall: the rate rises to {last}, {share:.2g} of its peak'
+  begin = end - round(getattr(schedule, 'share', 1.0) * end)
+  if 0 < begin < warmup:
+    return f'the warm-up ends at step {warmup}, and the fall was to begin at {begin}: none is level, with {last}'
+  return ''
+
+
 def _count(step: tf.Tensor) -> tf.Tensor:
   """Number of the next update, counted from 1, after `step` updates."""
   return tf.cast(step, tf.float32) + 1.0

@@ -4,6 +4,7 @@ import os
 import time
 
 from lingvo_moe.core.progress import duration
+from lingvo_moe.optim import schedule
 from lingvo_moe.run.training import Step, Training
 from lingvo_moe.tasks import metrics
 
@@ -24,6 +25,15 @@ class Advice:
     self._seconds = 0.0
     self._last: tuple[int, float] | None = None  # step and time of the last call
     self._said = False
+
+  def say_schedule(self) -> None:
+    """Prints what is left of the schedule, if its warm-up is too long for its end."""
+    program, config = self._training.runtime.program, self._training.config
+    if not self._training.reason_to_end() and (what := schedule.cut_short(program.schedule)):
+      self._training.log.say(
+        f'schedule={config.schedule} with max_steps={config.max_steps} and warmup_steps={config.warmup_steps}: {what}. '
+        'Lower warmup_steps in a new run, or raise max_steps'
+      )
 
   def say_epoch(self) -> None:
     """Prints how many steps an epoch has, and how many epochs the run."""

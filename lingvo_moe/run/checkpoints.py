@@ -36,6 +36,7 @@ _COMMITTED = 'committed'  # marks a checkpoint of a remote file system as whole
 _KINDS = {  # of dev_loss.json
   'dev_loss': json_files.NUMBER,
   'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
+  'counted_best': json_files.optional(json_files.list_of(json_files.NUMBER)),
   'dev_text': json_files.optional(json_files.TEXT),
   'text_changes': json_files.optional(json_files.INTEGER),
   'metric': json_files.optional(json_files.TEXT),
@@ -53,11 +54,18 @@ class CheckpointEvaluation(NamedTuple):
   evaluated_after: Sequence[int] | None = ()  # steps evaluated since on that text, if this is the best; None: not noted
   metric: str | None = None  # by whose score checkpoints are ranked; None: by the loss
   score: float | None = None  # the larger the better
+  # (step, rank) of the best evaluation that counts for patience, () where none does yet; None: this one
+  counted_best: Sequence[float] | None = None
 
   @property
   def rank(self) -> float:
     """The lower the better."""
     return self.dev_loss if self.metric is None else -self.score
+
+  @property
+  def to_beat(self) -> tuple[float, float]:
+    """Step and rank of the best evaluation that counts for patience."""
+    return (self.step, self.rank) if self.counted_best is None else tuple(self.counted_best) or (-1, math.inf)
 
   def measured(self, digits: str) -> tuple[str, str]:
     """Name and value by which checkpoints are ranked: ('dev loss', '1.234')."""
@@ -208,7 +216,13 @@ class Checkpoints:
       return 'gone'
 
   def note_dev_loss(
-    self, step: int, dev_loss: float, text: str = '', metric: str | None = None, score: float | None = None
+    self,
+    step: int,
+    dev_loss: float,
+    text: str = '',
+    metric: str | None = None,
+    score: float | None = None,
+    counts: bool = True,
   ) -> None:
     """Adds the dev cross-entropy of a step that was saved before it was evaluated, or that of the best on another text.
 
@@ -217,14 +231,23 @@ class Checkpoints:
       dev_loss: its loss. One that is not finite is never the best, and counts as an evaluation without a gain.
       text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
       metric, score: of CheckpointEvaluation.
+      counts: whether it counts for patience, as one does that a longer run makes too.
     """
-    new = CheckpointEvaluation(step, dev_loss, text, 0, (), metric, score)
+    new = CheckpointEvaluation(step, dev_loss, text, 0, (), metric, score, None if counts else ())
     if (best := self.best()) is not None:
       is_same = text == best.dev_text
       new = new._replace(text_changes=best.text_changes + (not is_same))
-      if is_same and best.evaluated_after is not None and best.step < step and not new.rank < best.rank:
+      if is_same and best.evaluated_after is not None and best.step < step and not counts:
+        new = new._replace(
+          evaluated_after=best.evaluated_after,
+          counted_best=best.to_beat if best.counted_best is None else best.counted_best,
+        )
+      elif is_same and best.evaluated_after is not None and best.step < step and not new.rank < best.rank:
         # Into the best one's folder, since that checkpoint is always kept.
-        self._write_evaluation(best._replace(evaluated_after=sorted({*best.evaluated_after, step})))
+        gains, (counted, rank) = {'evaluated_after': (), 'counted_best': (step, new.rank)}, best.to_beat
+        more = {'evaluated_after': sorted({*best.evaluated_after, step})}
+        if step != counted:
+          self._write_evaluation(best._replace(**(gains if new.rank < rank else more)))
       if best.step == step and not best.dev_text:
         new = new._replace(evaluated_after=best.evaluated_after)  # of an earlier version: patience counts on
     if math.isfinite(dev_loss):

@@ -104,6 +104,7 @@ class EvaluationHook:
       measured = measure()
       loss, score = measured.mean, measured.scores.get(metric)
     if training.group.is_leader:
-      training.checkpoints.note_dev_loss(step, loss, self._text, metric, score)
+      counts = step % training.config.eval_every == 0  # and not at max_steps alone, which may be raised
+      training.checkpoints.note_dev_loss(step, loss, self._text, metric, score, counts)
     training.runtime.agree(True)  # so that every process sees the dev loss that was noted
     return loss

@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
-from typing import IO
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import IO, Any
 
 from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError, closest
@@ -125,22 +125,25 @@ class RunDir:
     if resumed:
       self.check_files()
     self._fetch()
-    config = task_of(config).prepare(self.vocab_dir, resumed)
+    config, left_open = task_of(config).prepare(self.vocab_dir, resumed), fields.left_open(config)
     may_change = fields.may_change(type(config)) if resumed else []
     if resumed:
       kept = [n for n, spec in fields.specs(type(config)).items() if spec.settled and getattr(config, n) is None]
-      config = dataclasses.replace(config, **{name: getattr(old, name) for name in kept})
-    if resumed and (changed := configuration.differences(old, config, may_change)):
+      chosen = configuration.left_open(self.config_file)
+      config = dataclasses.replace(config, **{name: getattr(old, name) for name in {*kept, *left_open.keys() & chosen}})
+      left_open |= {name: value for name, value in chosen.items() if getattr(config, name) == getattr(old, name)}
+    config = config.without_auto()
+    if resumed and (changed := configuration.differences(old.without_auto(), config, may_change)):
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
         f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
         f'run by --init_from={self.path}'
       )
     config = settle(config)
-    self.write_config(name, config)
+    self.write_config(name, config, left_open)
     return config
 
-  def write_config(self, name: str, config: TaskConfig) -> None:
+  def write_config(self, name: str, config: TaskConfig, left_open: Mapping[str, Any] | None = None) -> None:
     """Writes config.json, with the hashes of the files of the run that the configuration names."""
     fingerprints = {}
 
@@ -149,9 +152,10 @@ class RunDir:
       fingerprints[relative_path] = files.sha256(path)
       return relative_path
 
-    relocated = task_of(config).with_files(relative)
+    left_open = {**fields.left_open(config), **(left_open or {})}
+    relocated = task_of(config.without_auto()).with_files(relative)
     self._put(fingerprints)
-    configuration.save(name, relocated, self.config_file, fingerprints)
+    configuration.save(name, relocated, self.config_file, fingerprints, left_open)
 
   def load(self) -> tuple[str, TaskConfig]:
     """(model name, configuration) of the run that is here, its files with full paths."""
@@ -162,6 +166,11 @@ class RunDir:
     config = task_of(config).with_files(self._own)
     self.check_files()
     return name, config
+
+  def load_open(self) -> tuple[str, TaskConfig]:
+    """(model name, configuration) for a run that begins with the values of this one: what it chose is chosen again."""
+    name, config = self.load()
+    return name, dataclasses.replace(config, **configuration.left_open(self.config_file))
 
   def load_config(self, model: str | None = None, **overrides) -> TaskConfig:
     """The configuration of the run, with the overrides that are not None in place of its own values.

@@ -9,7 +9,10 @@ from lingvo_moe.layers.embedding import Embedding, Sinusoids
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.model_config import EXPERTS_THERE
 from lingvo_moe.tasks.transformer_config import TransformerConfig
+
+_RELATIVE = {'positions': ('relative',)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +21,9 @@ class EncoderDecoderConfig(TransformerConfig):
 
   encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
   decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
-  experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
+  experts_in: str = field(
+    'both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'), when=EXPERTS_THERE
+  )
   joined_experts: int = field(
     0,
     'Experts that lingvo-moe export --keep_languages made one dense layer of, in the place of each MoE layer; 0: none.',
@@ -29,13 +34,23 @@ class EncoderDecoderConfig(TransformerConfig):
     'Positions: sinusoids that are added to embeddings, or relative biases of self-attention (T5).',
     choices=('sinusoidal', 'relative'),
   )
-  position_offset: int = field(0, 'Position of the first symbol in the sinusoids.', at_least=0)
-  position_endpoint: bool = field(
-    True, 'Whether the longest wavelength of the sinusoids is 20000 pi; otherwise that of one more would be.'
+  position_offset: int = field(
+    0, 'Position of the first symbol in the sinusoids.', at_least=0, when={'positions': ('sinusoidal',)}
   )
-  relative_buckets: int = field(32, 'Buckets of relative positions.', at_least=4)
-  relative_distance: int = field(128, 'Distance from which on all are in one bucket.', at_least=2)
-  shared_relative: bool = field(False, 'Whether the layers of a stack share their relative biases, as in T5.')
+  position_endpoint: bool = field(
+    True,
+    'Whether the longest wavelength of the sinusoids is 20000 pi; otherwise that of one more would be.',
+    when={'positions': ('sinusoidal',)},
+  )
+  relative_buckets: int = field(32, 'Buckets of relative positions.', at_least=4, when=_RELATIVE)
+  relative_distance: int = field(128, 'Distance from which on all are in one bucket.', at_least=2, when=_RELATIVE)
+  shared_relative: bool = field(
+    False, 'Whether the layers of a stack share their relative biases, as in T5.', when=_RELATIVE
+  )
+
+  @property
+  def has_dense_layers(self) -> bool:
+    return super().has_dense_layers or self.experts_in != 'both'
 
   @property
   def causal_experts(self) -> bool:
@@ -61,6 +76,7 @@ class EncoderDecoderConfig(TransformerConfig):
       self.attention(relative=self._relative(is_decoder)),
       moe if self.experts_in in ('both', name) else None,
       cross_attention=is_decoder,
+      shared_relative=self.shared_relative and self.positions == 'relative',
       joined=self._joined() if self.experts_in in ('both', name) else None,
     )
     return self.make(
@@ -71,7 +87,9 @@ class EncoderDecoderConfig(TransformerConfig):
       target_embedding=target if self.tied_output else dataclasses.replace(target, logit_bias=False),
       output_embedding=None if self.tied_output else target,
       sinusoidal=self.positions == 'sinusoidal',
-      sinusoids=Sinusoids(self.position_offset, self.position_endpoint),
+      sinusoids=Sinusoids(self.position_offset, self.position_endpoint)
+      if self.positions == 'sinusoidal'
+      else Sinusoids(),
       **values,
     )
 

@@ -6,11 +6,11 @@ and its decoding, and says in `model()` which model they make; see tasks/mt/mt_c
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar
 
 from lingvo_moe.config import fields
-from lingvo_moe.config.fields import changeable, field
+from lingvo_moe.config.fields import ON, changeable, field
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
@@ -29,17 +29,46 @@ from lingvo_moe.tasks import run_length
 from lingvo_moe.text import repetition as repetition_lib
 
 _Part = TypeVar('_Part')
-_OF_OPTIMIZERS = {'beta2_cap': (Adafactor,), 'adam_beta2': (Adam, AdamW), 'weight_decay': (AdamW,)}
 _NO_END = 2**31 - 1
 _CHOSEN = '; None: chosen when a run begins, '
-_SCHEDULES: dict[str, Callable[..., Schedule]] = {  # functions of learning_rate, warmup_steps, max_steps
-  'inverse_sqrt': lambda rate, warmup, end: schedule.InverseSquareRoot(rate, warmup),
-  'warmup_inverse_sqrt': lambda rate, warmup, end: schedule.WarmupInverseSquareRoot(rate, warmup),
-  'warmup_linear': schedule.WarmupLinear,
-  'cosine': schedule.WarmupCosine,
-  'wsd': schedule.WarmupStableDecay,
-  'constant': lambda rate, warmup, end: schedule.ConstantRate(rate),
+# Schedules and optimizers by name, each with the fields of a configuration that are its arguments.
+_Table = Mapping[str, tuple[type, Mapping[str, str]]]
+_WARMUP = {'peak': 'learning_rate', 'warmup': 'warmup_steps'}
+_TO_END = {**_WARMUP, 'end': 'max_steps'}
+_SCHEDULES: _Table = {
+  'inverse_sqrt': (schedule.InverseSquareRoot, {'rate': 'learning_rate', 'decay_after': 'warmup_steps'}),
+  'warmup_inverse_sqrt': (schedule.WarmupInverseSquareRoot, _WARMUP),
+  'warmup_linear': (schedule.WarmupLinear, _TO_END),
+  'cosine': (schedule.WarmupCosine, {**_TO_END, 'final': 'final_rate'}),
+  'wsd': (schedule.WarmupStableDecay, {**_TO_END, 'final': 'final_rate', 'share': 'decay_share'}),
+  'constant': (schedule.ConstantRate, {'rate': 'learning_rate'}),
 }
+_OPTIMIZERS: _Table = {
+  'adafactor': (Adafactor, {'beta2_cap': 'beta2_cap'}),
+  'adam': (Adam, {'beta2': 'adam_beta2'}),
+  'adamw': (AdamW, {'beta2': 'adam_beta2', 'weight_decay': 'weight_decay'}),
+}
+
+
+def _that_read(table: _Table, field_name: str) -> list[str]:
+  """Names of the schedules or optimizers that a field is an argument of."""
+  return [name for name, (_, arguments) in table.items() if field_name in arguments.values()]
+
+
+# Conditions under which fields have an effect.
+EXPERTS_THERE = {'num_experts': ON}
+
+
+def _of_gates(has: str) -> dict[str, Any]:
+  return {**EXPERTS_THERE, 'gate': gates.ThatHave(has)}
+
+
+def _of_schedules(field_name: str) -> dict[str, Any]:
+  return {'schedule': _that_read(_SCHEDULES, field_name)}
+
+
+def _of_optimizers(field_name: str) -> dict[str, Any]:
+  return {'optimizer': _that_read(_OPTIMIZERS, field_name)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,23 +133,37 @@ class ModelConfig(BatchConfig):
   """
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
-  ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
-  num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
-  gate: str = field('top2', 'Gate, which chooses the experts of each token; see docs/gates.md.', choices=gates.GATES)
-  choices: int = field(
-    2,
-    'k of the gates top_k, top_k_unnormalised, noisy_top_k, hierarchical (of each level), by_target and by_pair.',
+  ff_dim: int = field(
+    256,
+    'H, the width of dense layers, and of experts without expert_dim.',
     at_least=1,
+    when=({'has_dense_layers': ON}, {'expert_dim': (0,)}),
+  )
+  num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0, when={'moe_every': ON})
+  gate: str = field(
+    'top2',
+    'Gate, which chooses the experts of each token; see docs/gates.md.',
+    choices=gates.GATES,
+    when=EXPERTS_THERE,
+  )
+  choices: int = field(
+    2, 'k, experts of a token; of a hierarchical gate, of each level.', at_least=1, when=_of_gates('choices')
   )
   groups_of_experts: int = field(
     0,
     'Groups of experts, which divide num_experts: of a hierarchical gate; or of top_k, whose tokens choose among the '
     'experts of chosen_groups alone (DeepSeek-V3); 0: none.',
     at_least=0,
+    when=_of_gates('groups_of_experts'),
   )
-  chosen_groups: int = field(1, 'Groups among whose experts a token of top_k chooses.', at_least=1)
+  chosen_groups: int = field(
+    1,
+    'Groups among whose experts a token of top_k chooses.',
+    at_least=1,
+    when={**_of_gates('chosen_groups'), 'groups_of_experts': ON},
+  )
   router_score: str = field(
-    'softmax', 'Scores of the gates top_k and top_k_unnormalised, of the logits.', choices=('softmax', 'sigmoid')
+    'softmax', 'Scores of experts, of the logits.', choices=('softmax', 'sigmoid'), when=_of_gates('router_score')
   )
   router_bias_update_rate: float = field(
     0.0,
@@ -128,37 +171,60 @@ class ModelConfig(BatchConfig):
     '(arXiv 2408.15664, which has 0.001); 0: no bias. The balance loss remains: set aux_loss_weight=0.',
     at_least=0,
     at_most=1,
+    when=_of_gates('router_bias_update_rate'),
   )
   balance_over: str = field(
     'group',
-    "Tokens of top2 and the top_k gates whose choices and gates the balance loss multiplies: each group's, as in "
-    "GShard, or those of all groups of a batch (arXiv 2501.11873), micro-batches' and devices' together.",
+    "Tokens whose choices and gates the balance loss multiplies: each group's, as in GShard, or those of all groups of "
+    "a batch (arXiv 2501.11873), micro-batches' and devices' together.",
     choices=('group', 'batch'),
+    when=_of_gates('balance_over'),
   )
-  expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=EXPERTS)
-  expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
+  expert: str = field(
+    'relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=EXPERTS, when=EXPERTS_THERE
+  )
+  expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0, when=EXPERTS_THERE)
   shared_experts: int = field(
-    0, 'Experts that every token visits in addition to the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
+    0,
+    'Experts that every token visits in addition to the chosen ones (DeepSeekMoE, arXiv 2401.06066).',
+    at_least=0,
+    when=EXPERTS_THERE,
   )
   second_choice: str = field(
     'random',
     'Second choices that training takes: random, with probability gate / second_choice_threshold; or always.',
     choices=('random', 'always'),
+    when=_of_gates('second_choice'),
   )
   second_choice_threshold: float = field(
-    0.5, "Gate from which on a random second choice is always taken: 0.5 is GShard's 2 * gate, 1 the gate.", above=0
+    0.5,
+    "Gate from which on a random second choice is always taken: 0.5 is GShard's 2 * gate, 1 the gate.",
+    above=0,
+    when={**_of_gates('second_choice_threshold'), 'second_choice': ('random',)},
   )
-  gate_init_scale: float = field(1.0, "Factor of the gates' initial weights, if init_scale is 0.", above=0)
+  gate_init_scale: float = field(
+    1.0,
+    "Factor of the gates' initial weights.",
+    above=0,
+    when={**_of_gates('gate_init_scale'), 'init_scale': (0,)},
+  )
   init_scale: float = field(
     0.0,
     "s of Switch's initial values, truncated normals of sigma sqrt(s / inputs) for all matrices; 0: Glorot's.",
     at_least=0,
   )
   router_jitter: float = field(
-    0.0, "Training multiplies each feature of a gate's input by 1 +- up to router_jitter.", at_least=0, below=1
+    0.0,
+    "Training multiplies each feature of a gate's input by 1 +- up to router_jitter.",
+    at_least=0,
+    below=1,
+    when=EXPERTS_THERE,
   )
   router_dtype: str = field(
-    'float32', 'Type of the products of gates, whose sums and softmaxes are float32.', choices=('float32', 'bfloat16')
+    'float32',
+    'Type of the products of gates, whose sums and softmaxes are float32.',
+    choices=('float32', 'bfloat16'),
+    when=EXPERTS_THERE,
   )
   capacity_factor: float | Literal['auto'] | None = field(
     'auto',
@@ -166,23 +232,28 @@ class ModelConfig(BatchConfig):
     'k choices of every token at perfect balance; auto: 2 or, where a token has more choices, as many. '
     'None: dropless, no token is dropped in training, as none is at inference.',
     above=0,
+    open=('auto',),
+    when=_of_gates('has_capacity'),
   )
   round_capacity_factor: float = changeable(
     2.0,
     'Under XLA, where nothing is dropped: experts take round_capacity_factor * S / E slots of a group at a time, in as '
     'many rounds as the longest queue needs, to the same numbers.',
     above=0,
+    when=_of_gates('has_capacity'),
   )
   capacity_chunks: int = changeable(
     1,
     'Parts of the slots of experts that are sent, computed and returned independently in training, to the same '
     'numbers: on a mesh, the AllToAlls of one can overlap with the computation of another.',
     at_least=1,
+    when=EXPERTS_THERE,
   )
   dispatch: str = changeable(
     'auto',
     'Way of tokens to experts and back, which changes no result; auto: grouped on CPUs, gather under XLA.',
     choices=('auto', *DISPATCHERS),
+    when=EXPERTS_THERE,
   )
   activation_dtype: str = field(
     'float32',
@@ -207,28 +278,53 @@ class ModelConfig(BatchConfig):
   residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
   label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
   expert_dropout: float = field(
-    0.0, "Dropout of the hidden layer of experts, as Switch Transformers' expert dropout.", at_least=0, below=1
+    0.0,
+    "Dropout of the hidden layer of experts, as Switch Transformers' expert dropout.",
+    at_least=0,
+    below=1,
+    when=EXPERTS_THERE,
   )
   expert_output_masking: float = field(
-    0.0, 'Share of tokens that get no output of experts in training, as in NLLB-200.', at_least=0, below=1
+    0.0,
+    'Share of tokens that get no output of experts in training, as in NLLB-200.',
+    at_least=0,
+    below=1,
+    when=EXPERTS_THERE,
   )
-  aux_loss_weight: float = field(0.01, "k, weight of the gates' auxiliary loss, summed over layers.", at_least=0)
+  aux_loss_weight: float = field(
+    0.01,
+    "k, weight of the gates' auxiliary loss, summed over layers.",
+    at_least=0,
+    when=_of_gates('has_balance_loss'),
+  )
   router_z_loss_weight: float = field(
     0.0,
     "Weight of the gates' z-loss (Zoph et al., arXiv 2202.08906), the mean over tokens of log(sum(exp(logits)))^2, "
     'summed over layers.',
     at_least=0,
+    when=EXPERTS_THERE,
   )
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
-  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam', 'adamw'))
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=tuple(_OPTIMIZERS))
   adam_beta2: float | None = field(
-    None, 'Decay rate of the second moments of adam and adamw; None: 0.98 and 0.999.', above=0, below=1
+    None,
+    'Decay rate of the second moments; None: 0.98 of adam, 0.999 of adamw.',
+    above=0,
+    below=1,
+    when=_of_optimizers('adam_beta2'),
   )
   weight_decay: float = field(
-    0.01, 'Share of the learning rate by which an update of adamw shrinks matrices; not norms, not biases.', at_least=0
+    0.01,
+    'Share of the learning rate by which an update shrinks matrices; not norms, not biases.',
+    at_least=0,
+    when=_of_optimizers('weight_decay'),
   )
   beta2_cap: float = field(
-    0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
+    0.99,
+    'The second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.',
+    above=0,
+    at_most=1,
+    when=_of_optimizers('beta2_cap'),
   )
   average_decay: float = field(
     0.0,
@@ -246,12 +342,23 @@ class ModelConfig(BatchConfig):
     choices=tuple(_SCHEDULES),
   )
   final_rate: float = field(
-    0.0, 'Share of learning_rate at max_steps, of the schedules cosine and wsd.', at_least=0, at_most=1
+    0.0, 'Share of learning_rate at max_steps.', at_least=0, at_most=1, when=_of_schedules('final_rate')
   )
-  decay_share: float = field(0.2, 'Share of max_steps over which the schedule wsd decays.', above=0, at_most=1)
+  decay_share: float = field(
+    0.2,
+    'Share of max_steps, the last, over which the rate falls.',
+    above=0,
+    at_most=1,
+    when=_of_schedules('decay_share'),
+  )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int | None = field(
-    10_000, f'Steps before the schedule falls{_CHOSEN}a tenth of max_steps, 4000 at most.', at_least=1, settled=True
+    10_000,
+    f'Steps before the schedule falls{_CHOSEN}a tenth of max_steps, 4000 at most.',
+    at_least=1,
+    settled=True,
+    open=(None,),
+    when=_of_schedules('warmup_steps'),
   )
   freeze: str = field(
     '',
@@ -263,18 +370,21 @@ class ModelConfig(BatchConfig):
     '--init_from or an import; 0: none.',
     at_least=0,
   )
-  lora_alpha: float = field(16.0, 'Adapters are scaled by lora_alpha / lora_rank.', above=0)
+  lora_alpha: float = field(16.0, 'Adapters are scaled by lora_alpha / lora_rank.', above=0, when={'lora_rank': ON})
   lora_matrices: str = field(
     'wq,wv',
     "Patterns of the matrices with adapters, by the ends of their names: 'wq,moe/w?', 'decoder/*/w?'; all: '*'.",
+    when={'lora_rank': ON},
   )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
   max_steps: int | None = changeable(
     100_000,
     f'Step at which training ends{_CHOSEN}so many that training reads {run_length.POSITIONS:,} * sqrt(n) positions, '
-    'where an epoch has n.',
+    f'where an epoch has n. The schedules {", ".join(_that_read(_SCHEDULES, "max_steps"))} end there: with another '
+    'max_steps, a run that goes on has other rates from then on, and says both.',
     at_least=0,
     settled=True,
+    open=(None,),
   )
   log_every: int = changeable(
     1,
@@ -286,6 +396,7 @@ class ModelConfig(BatchConfig):
     f'Steps between evaluations of dev cross-entropy, each of which also saves{_CHOSEN}a twentieth of max_steps.',
     at_least=1,
     settled=True,
+    open=(None,),
   )
   save_every: int = changeable(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0)
   keep_checkpoints: int = changeable(3, 'Newest checkpoints that are kept, in addition to the best.', at_least=1)
@@ -293,7 +404,9 @@ class ModelConfig(BatchConfig):
     0, 'Checkpoints of steps that are multiples of keep_every are kept forever; 0: none.', at_least=0
   )
   patience: int = changeable(
-    0, 'Evaluations without a new best checkpoint after which training ends; 0: no limit.', at_least=0
+    0,
+    'Evaluations, every eval_every steps, without a new best checkpoint after which training ends; 0: no limit.',
+    at_least=0,
   )
   beam_size: int = changeable(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024)
   length_norm_alpha: float = changeable(0.8, 'Exponent of the length penalty of beam search.', at_least=0)
@@ -332,23 +445,18 @@ class ModelConfig(BatchConfig):
 
   @property
   def _schedule(self) -> Schedule:
-    decay = {}
-    if self.schedule in ('cosine', 'wsd'):
-      decay['final'] = self.final_rate
-    if self.schedule == 'wsd':
-      decay['share'] = self.decay_share
-    of_steps = self.warmup_steps or 1, self.max_steps or _NO_END
-    return _SCHEDULES[self.schedule](self.learning_rate, *of_steps, **decay)
+    steps = {'warmup_steps': self.warmup_steps or 1, 'max_steps': self.max_steps or _NO_END}
+    return self._make_of(_SCHEDULES[self.schedule], **steps)
 
   @property
   def _optimizer(self) -> Optimizer:
-    beta2 = {} if self.adam_beta2 is None else {'beta2': self.adam_beta2}
-    match self.optimizer:
-      case 'adam':
-        return Adam(**beta2)
-      case 'adamw':
-        return AdamW(weight_decay=self.weight_decay, **beta2)
-    return Adafactor(beta2_cap=self.beta2_cap)
+    return self._make_of(_OPTIMIZERS[self.optimizer])
+
+  def _make_of(self, entry: tuple[type[_Part], Mapping[str, str]], **values: Any) -> _Part:
+    """A schedule or an optimizer of its entry in a table, with `values` in place of the fields' own."""
+    part, arguments = entry
+    arguments = {argument: values.get(name, getattr(self, name)) for argument, name in arguments.items()}
+    return part(**{argument: value for argument, value in arguments.items() if value is not None})
 
   @property
   def repetition(self) -> repetition_lib.Repetition | None:
@@ -357,7 +465,26 @@ class ModelConfig(BatchConfig):
 
   @property
   def moe_gate(self) -> Gate:
-    return gates.make(self.gate, self)
+    gate = gates.make(self.gate, self)
+    if getattr(gate, 'capacity_factor', None) == 'auto':
+      gate = dataclasses.replace(gate, capacity_factor=gate.auto_capacity_factor(self.num_experts))
+    return gate
+
+  @property
+  def slots_factor(self) -> float | None:
+    """capacity_factor, or the number in the place of 'auto'."""
+    if self.capacity_factor != 'auto':
+      return self.capacity_factor
+    return self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
+
+  def without_auto(self) -> Self:
+    """The configuration with the number in the place of 'auto', as a run records it."""
+    return dataclasses.replace(self, capacity_factor=self.slots_factor)
+
+  @property
+  def has_dense_layers(self) -> bool:
+    """Whether a layer has a dense feed-forward."""
+    return not self.num_experts
 
   @property
   def causal_experts(self) -> bool:
@@ -370,14 +497,7 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'num_experts', '2 or more, or 0 for a dense model')
     if self.num_experts:
       self._check_gate()
-    if self.capacity_factor == 'auto':  # settled here, so that a run records a number
-      factor = self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
-      object.__setattr__(self, 'capacity_factor', factor)
-    for name, optimizers in _OF_OPTIMIZERS.items():
-      if type(self._optimizer) not in optimizers and getattr(self, name) != getattr(type(self), name):
-        of = ' and '.join(optimizer.__name__ for optimizer in optimizers)
-        fields.refuse(self, name, f'left as it is with optimizer = {self.optimizer!r}', f'it is for {of} alone')
-    if self.capacity_chunks > 1 and self.capacity_factor is None:
+    if self.capacity_chunks > 1 and self.slots_factor is None:
       fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
     if self.num_groups % self.micro_batches:
       fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
@@ -396,11 +516,6 @@ class ModelConfig(BatchConfig):
       way_out = 'the tokens of a sentence all queue for the same experts: leave it out'
       fields.refuse(self, 'capacity_factor', f"'auto' or None with gate={self.gate!r}", way_out)
     gate.check(self.num_experts)
-    options = 'groups_of_experts', 'chosen_groups', 'router_score', 'router_bias_update_rate', 'balance_over'
-    for name in options:
-      if getattr(self, name) != (off := getattr(ModelConfig, name)) and not hasattr(gate, name):
-        able = ' or '.join(f'gate={gate_name!r}' for gate_name in gates.that_take(name))
-        fields.refuse(self, name, f'{off!r} with gate={self.gate!r}', f'it is for {able}')
 
   def make(self, part: type[_Part], **values: Any) -> _Part:
     """A part such as a layer; fields that are not in `values` are those of the configuration with the same name."""
@@ -416,6 +531,7 @@ class ModelConfig(BatchConfig):
       hidden_dim=self.expert_dim or self.ff_dim,
       num_groups=self.num_groups // self.micro_batches,  # of what it is given at once
       gate=self.moe_gate,
+      capacity_factor=self.slots_factor,
       output_masking=self.expert_output_masking,
     )
 

@@ -9,7 +9,7 @@ import math
 from typing import Any, Self
 
 from lingvo_moe.config import fields
-from lingvo_moe.config.fields import changeable, field
+from lingvo_moe.config.fields import ON, changeable, field
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
@@ -20,7 +20,7 @@ from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops.remat import POLICIES
-from lingvo_moe.tasks.model_config import ModelConfig
+from lingvo_moe.tasks.model_config import EXPERTS_THERE, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,9 @@ class TransformerConfig(ModelConfig):
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
-  moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
+  moe_every: int = field(
+    2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0, when={'num_experts': ON}
+  )
   scan_layers: bool = changeable(
     False, 'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.'
   )
@@ -41,21 +43,29 @@ class TransformerConfig(ModelConfig):
     choices=POLICIES,
   )
   attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
-  ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
+  ffn_dropout: float = field(
+    0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1, when={'has_dense_layers': ON}
+  )
   norm: str = field('layer', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
   norm_epsilon: float = field(1e-6, 'Added to variances.', above=0)
   norm_first: bool = field(True, 'Whether residual branches normalise their input; otherwise the sum, as in 2017.')
   post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
   bias: bool = field(True, 'Whether attention and dense feed-forward layers have biases.')
-  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+  activation: str = field(
+    'relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS), when={'has_dense_layers': ON}
+  )
   attention_scale: float = field(0.0, 'Factor of the scores of attention; 0: K^-0.5.', at_least=0)
   embedding_scale: float = field(0.0, 'Factor of embeddings; 0: the root of model_dim.', at_least=0)
   logit_scale: float = field(1.0, 'Factor of output scores.', above=0)
   logit_bias: bool = field(False, 'Whether every symbol has a bias of its output score.')
   masked_symbols: tuple[int, ...] = field((), 'Ids that the output softmax leaves out.', way_out='e.g. (0,)')
   tied_output: bool = field(True, 'Whether the output softmax shares the embedding of the target.')
-  expert_bias: bool = field(False, 'Whether experts have biases, as those of NLLB-200.')
-  expert_output_scale: float = field(1.0, 'Factor of the output of the chosen experts.', above=0)
+  expert_bias: bool = field(False, 'Whether experts have biases, as those of NLLB-200.', when=EXPERTS_THERE)
+  expert_output_scale: float = field(1.0, 'Factor of the output of the chosen experts.', above=0, when=EXPERTS_THERE)
+
+  @property
+  def has_dense_layers(self) -> bool:
+    return not self.num_experts or self.moe_every != 1
 
   def _check_combinations(self) -> None:
     super()._check_combinations()

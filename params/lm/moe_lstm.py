@@ -61,7 +61,6 @@ class MoE4(MoE32):
 
   num_experts: int = 4
   gate: str = 'soft'
-  aux_loss_weight: float = 0.0
 
 
 @registry.register

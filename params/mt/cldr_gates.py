@@ -19,7 +19,6 @@ class Soft(MoE8E):
 
   gate: str = 'soft'
   expert_dim: int = 64
-  aux_loss_weight: float = 0.0
 
 
 @registry.register

@@ -37,7 +37,6 @@ class Dense(MtConfig):
   head_dim: int = 32
   encoder_layers: int = 4
   decoder_layers: int = 4
-  capacity_factor: float | None = 4.0
   optimizer: str = 'adam'
   schedule: str = 'warmup_inverse_sqrt'
   learning_rate: float = 4e-3
@@ -58,6 +57,7 @@ class MoE8E(Dense):
 
   ff_dim: int = 512
   num_experts: int = 8
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -69,6 +69,7 @@ class MoE32E(Dense):
 
   ff_dim: int = 512
   num_experts: int = 32
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -80,6 +81,7 @@ class MoE128E(Dense):
 
   ff_dim: int = 512
   num_experts: int = 128
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -110,6 +112,7 @@ class XsMoE32E(XsDense):
 
   ff_dim: int = 256
   num_experts: int = 32
+  capacity_factor: float | None = 4.0
   experts_in: str = 'encoder'
 
 
@@ -138,6 +141,7 @@ class FromEnglishMoE8E(FromEnglishDense):
 
   ff_dim: int = 512
   num_experts: int = 8
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -149,6 +153,7 @@ class FromEnglishMoE32E(FromEnglishDense):
 
   ff_dim: int = 512
   num_experts: int = 32
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -160,6 +165,7 @@ class FromEnglishMoE128E(FromEnglishDense):
 
   ff_dim: int = 512
   num_experts: int = 128
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -202,6 +208,7 @@ class FromEnglishXsMoE8E(FromEnglishXsDense):
 
   ff_dim: int = 256
   num_experts: int = 8
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -213,6 +220,7 @@ class FromEnglishXsMoE32E(FromEnglishXsDense):
 
   ff_dim: int = 256
   num_experts: int = 32
+  capacity_factor: float | None = 4.0
 
 
 @registry.register
@@ -237,6 +245,7 @@ class FromEnglishXsMoE128E(FromEnglishXsDense):
 
   ff_dim: int = 256
   num_experts: int = 128
+  capacity_factor: float | None = 4.0
 
 
 @registry.register

@@ -176,7 +176,6 @@ class ManyToManyDense(Tiny):
   shared_vocab: bool = True
   batch_tokens: int = 2048
   num_groups: int = 1
-  capacity_factor: float | None = 4.0
   model_dim: int = 64
   ff_dim: int = 384
   head_dim: int = 16
@@ -201,3 +200,4 @@ class ManyToManyMoE8E(ManyToManyDense):
 
   ff_dim: int = 256
   num_experts: int = 8
+  capacity_factor: float | None = 4.0

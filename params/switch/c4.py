@@ -44,7 +44,6 @@ class Base(DenoisingConfig):
   activation: str = 'geglu'
   num_experts: int = 128
   gate: str = 'switch'
-  gate_init_scale: float = 0.1
   init_scale: float = 0.1
   router_jitter: float = 0.01
   expert: str = 'geglu'
@@ -110,7 +109,6 @@ class C(Base):
   moe_every: int = 1
   num_experts: int = 2048
   capacity_factor: float | None = 1.0
-  activation: str = 'relu'
   expert: str = 'relu'
 
 

@@ -45,7 +45,8 @@ def test_json_describes_every_field():
   assert list(found['fields']) == list(found['config'])
   meaning = (
     'Step at which training ends; None: chosen when a run begins, so many that training reads 20,000 * sqrt(n) '
-    'positions, where an epoch has n.'
+    'positions, where an epoch has n. The schedules warmup_linear, cosine, wsd end there: with another max_steps, a '
+    'run that goes on has other rates from then on, and says both.'
   )
   assert found['fields']['max_steps'] == {
     'default': 1000,
@@ -68,8 +69,8 @@ def test_bindings_and_files_are_resolved_before_counting(tmp_path):
   assert {'num_experts = 16', 'ff_dim = 48', 'experts in all 32 32'} <= set(lines)
   assert any(line.startswith(f'encoder/experts {16 * 2 * 32 * 48:,} ') for line in lines)
   assert {'encoder/layer_01/moe/wi 16x32x48 EMH', 'decoder/layer_00/attention/wq 32x4x8 MNK'} <= set(lines)
-  described = lines[lines.index('ff_dim = 48') + 1]
-  assert described.startswith('H, ') and described.endswith('At least 1. Bound here; 64 by default.')
+  described = ' '.join(lines[lines.index('ff_dim = 48') + 1 :][:2])
+  assert described.startswith('H, ') and described.endswith('Bound here; 64 by default.')
 
 
 @pytest.mark.parametrize(

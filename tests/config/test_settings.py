@@ -33,7 +33,7 @@ def resolved(*settings, **others):
     ('target_normalization=nmt_nfkc', 'nmt_nfkc'),
     ('warmup_steps=None', None),
     ('warmup_steps=20', 20),
-    ('capacity_factor=auto', 2.0),
+    ('capacity_factor=auto', 'auto'),
     ('capacity_factor=1.5', 1.5),
     ('boundaries=(64, 128)', (64, 128)),
     ('boundaries=[64, 128]', (64, 128)),

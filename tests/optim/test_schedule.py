@@ -1,5 +1,7 @@
 """Learning-rate schedules at steps with values known by hand."""
 
+import re
+
 import pytest
 import tensorflow as tf
 
@@ -76,3 +78,31 @@ def test_cosine_is_that_of_pytorch():
     assert rate(ours, t - 1) == pytest.approx(cosine.get_last_lr()[0], abs=1e-8)
     optimizer.step()
     cosine.step()
+
+
+@pytest.mark.parametrize(
+  ('f', 'said'),
+  [
+    (
+      schedule.WarmupCosine(2.0, 300, 6),
+      'the warm-up of 300 steps leaves none to fall: the rate rises to 0.04 at step 6, the last, 0.02 of its peak',
+    ),
+    (
+      schedule.WarmupLinear(1.0, 8, 8),
+      'the warm-up of 8 steps leaves none to fall: .* 1 at step 8, the last, 1 of its',
+    ),
+    (schedule.WarmupStableDecay(1.0, 300, 6), 'the warm-up of 300 steps leaves none to fall'),
+    (
+      schedule.WarmupStableDecay(1.0, 90, 100, 0.1),
+      'ends at step 90, and the fall was to begin at 80: none is level, with 0.1 at step 100, the last',
+    ),
+    (schedule.WarmupStableDecay(1.0, 80, 100), ''),
+    (schedule.WarmupStableDecay(1.0, 10, 20, share=1.0), ''),  # no level stretch was asked for
+    (schedule.WarmupCosine(1.0, 5, 6), ''),
+    (schedule.WarmupInverseSquareRoot(1.0, 300), ''),
+    (schedule.ConstantRate(1.0), ''),
+  ],
+)
+def test_a_warm_up_that_is_too_long_for_the_end_is_put_into_numbers(f, said):
+  """The kind: a schedule whose end comes before its parts do, in silence."""
+  assert bool(schedule.cut_short(f)) == bool(said) and re.search(said, schedule.cut_short(f))

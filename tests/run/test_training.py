@@ -3,6 +3,7 @@
 import math
 import types
 
+import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
@@ -66,3 +67,37 @@ def test_an_objective_or_a_gradient_that_is_not_finite_stops_the_run(objective, 
   check_finite(Step(6, {'objective': 1.0, 'grad_norm': 1e30}, True))
   with pytest.raises(Diverged, match=f'at step 7 objective={objective}, grad_norm={grad_norm}'):
     check_finite(Step(7, {'objective': objective, 'grad_norm': grad_norm}, True))
+
+
+EVERY = 2  # steps between evaluations
+
+
+def ends_at(folder, losses, pieces, patience):
+  """Step at which a run ends that is begun again after each piece, given the loss of every step."""
+  kept, step = Checkpoints(str(folder), keep=99), 0
+  for max_steps in pieces:
+    why = lambda at, end=max_steps: reason(kept, step=at, max_steps=end, patience=patience, eval_every=EVERY)
+    while not why(step):
+      step += 1
+      if step % EVERY == 0 or step == max_steps:
+        (folder / f'step_{step:08d}').mkdir(exist_ok=True)
+        if kept.evaluation(step) is None:
+          kept.note_dev_loss(step, losses[step], counts=step % EVERY == 0)
+  return step
+
+
+def test_a_run_in_pieces_runs_out_of_patience_where_the_whole_does(tmp_path):
+  """The kind: an evaluation that is made only because a piece ends, and that counts as if the whole had made it."""
+  flat = [1.0] * 25
+  (tmp_path / 'whole').mkdir()
+  assert ends_at(tmp_path / 'whole', flat, [24], patience=3) == 8  # best at 2, without gain at 4, 6 and 8
+  random = np.random.default_rng(1)
+  for case in range(60):
+    losses = flat if case == 0 else random.integers(1, 7, 25).astype(float)
+    pieces = [3, 5, 24] if case == 0 else [*sorted(random.choice(np.arange(1, 24), 5, replace=False).tolist()), 24]
+    ends = []
+    for name, of in (('whole', [24]), ('pieces', pieces)):
+      folder = tmp_path / f'{name}_{case}'
+      folder.mkdir()
+      ends.append(ends_at(folder, losses, of, patience=1 + case % 3))
+    assert ends[0] == ends[1], (list(losses), pieces)

@@ -158,10 +158,10 @@ def _add_experts(
 
   `again`: forward once more; `first`: a run forward before these, which `ends` with this layer's gate.
   """
-  factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
+  factor = config.slots_factor or config.round_capacity_factor  # dropless: of one round
   slots = config.num_experts * layer.gate.capacity(tokens // config.num_groups, config.num_experts, factor)  # a group's
   visits, rounds = config.num_groups * slots, 1
-  if not config.capacity_factor:
+  if not config.slots_factor:
     visits = tokens * layer.gate.experts_per_token(config.num_experts)
     rounds = math.ceil(visits / (config.num_groups * slots))
   to_the_end = first and not ends

@@ -151,7 +151,7 @@ def choose(
   tried = [estimated(layout, config.capacity_chunks) for layout in candidates]
   fitting = sorted((c for c in tried if not c.refused), key=lambda c: c.cost)
   # Chunks are worth a try in training with a capacity, where AllToAlls can overlap.
-  may_chunk = program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1
+  may_chunk = program == 'train' and config.slots_factor is not None and config.capacity_chunks == 1
   for whole in list(fitting) if topology and may_chunk else ():
     for chunks in CHUNKS if asynchronous_exchanges(whole.report) else ():
       # The least that chunks of this layout could take, as their AllToAlls take no less than whole ones.

@@ -138,7 +138,8 @@ def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> T
   values |= dict.fromkeys(imported.vocabularies, '')  # named when they are written
   if odd := next((field for field in chosen if chosen[field] != values.get(field, chosen[field])), None):
     raise UserError(f'{odd} of an imported model is that of its folder; saw --set {odd}={chosen[odd]!r}: leave it out')
-  return configuration.resolve(imported.model, **{**search, **chosen, **values})
+  values = {**{name: value for name, value in search.items() if name not in chosen}, **values}
+  return configuration.resolve(imported.model, settings=settings, **values)
 
 
 def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], list[int]]:

@@ -21,6 +21,7 @@ class ExpertChoice(gate.LinearGate):
 
   capacity_factor: float | None = 2.0
   experts_choose = True
+  has_balance_loss = False
 
   def check(self, num_experts: int) -> None:
     if self.capacity_factor is None:

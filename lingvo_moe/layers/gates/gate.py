@@ -20,6 +20,8 @@ class Gate(abc.ABC):
   """Gate of a MoE layer: a frozen dataclass, whose fields a configuration sets by fields of the same names."""
 
   experts_choose: bool = False  # whether experts choose tokens, by all tokens of a group, later ones too
+  has_balance_loss: bool = True  # whether aux_loss_weight has an effect
+  has_capacity: bool = True  # whether its experts have as many slots as a capacity factor says
   joint_loss: bool = False  # whether its balance loss is of all groups together, not a sum over groups
   tasks: int = 0  # number of tasks, of which it reads a one-hot in place of a token; 0: it reads tokens
   # Fewest experts to choose among, so that others may be pruned; None: it needs all those of its training.

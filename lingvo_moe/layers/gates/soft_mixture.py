@@ -13,6 +13,9 @@ from lingvo_moe.layers.gates.routing import Routing
 class SoftMixture(gate.LinearGate):
   """Soft gate: y = sum_i p_i o_i over all experts, p = softmax(x W). Every expert has room for all tokens."""
 
+  has_balance_loss = False
+  has_capacity = False
+
   def experts_per_token(self, num_experts: int) -> float:
     return num_experts
 

@@ -1,6 +1,7 @@
 """Gates by the name that a configuration gives them: a gate is a file here and a line in this table."""
 
 import dataclasses
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from lingvo_moe.layers.gates.by_task import ByPair, ByTarget
@@ -26,9 +27,23 @@ GATES: dict[str, type[Gate]] = {
 }
 
 
-def that_take(option: str) -> list[str]:
-  """Names of the gates that have a field of this name."""
-  return [name for name, gate in GATES.items() if option in _options(gate)]
+@dataclasses.dataclass(frozen=True)
+class ThatHave(Collection[str]):
+  """Names of the gates, also of one's own, that have a field of some name, or an attribute of it that is True."""
+
+  name: str
+
+  def __contains__(self, gate_name: object) -> bool:
+    return gate_name in GATES and self._holds(GATES[gate_name])
+
+  def __iter__(self) -> Iterator[str]:
+    return (gate_name for gate_name, gate in GATES.items() if self._holds(gate))
+
+  def __len__(self) -> int:
+    return sum(map(self._holds, GATES.values()))
+
+  def _holds(self, gate: type[Gate]) -> bool:
+    return self.name in _options(gate) or getattr(gate, self.name, None) is True
 
 
 def make(name: str, config: Any) -> Gate:

@@ -55,6 +55,9 @@ class LanguageConfig(ModelConfig, PlainTextConfig, SamplingConfig):
 class LmConfig(TransformerConfig, LanguageConfig):
   """Language model of Transformer layers."""
 
+  tied_output: bool = field(
+    True, 'Whether the output softmax shares the embedding of the input.', when={'output_experts': (0,)}
+  )
   num_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
   rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
   logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)

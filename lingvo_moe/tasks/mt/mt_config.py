@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from lingvo_moe.config import fields
-from lingvo_moe.config.fields import changeable, field
+from lingvo_moe.config.fields import ON, changeable, field
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.layers.gates import table as gates
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.model_config import BatchConfig, SamplingConfig
@@ -41,7 +42,7 @@ class DataConfig(BatchConfig):
   source_vocab: str = changeable('', "SentencePiece .model of the source side; empty: trained into the run's folder.")
   target_vocab: str = changeable('', 'SentencePiece .model of the target side, likewise.')
   source_vocab_size: int = field(8000, 'Pieces of the source vocabulary.', at_least=1)
-  target_vocab_size: int = field(8000, 'Pieces of the target vocabulary; unused if it is shared.', at_least=1)
+  target_vocab_size: int = field(8000, 'Pieces of the target vocabulary.', at_least=1, when={'shared_vocab': (False,)})
   vocab_by_corpus: bool = field(
     False,
     'Whether a vocabulary that is made for a run has only as many pieces as suit its corpus: 25 * sqrt(lines) besides '
@@ -60,6 +61,7 @@ class DataConfig(BatchConfig):
     "SentencePiece's rule for the text of a source vocabulary; None: nmt_nfkc, or that of the vocabulary given.",
     choices=RULES,
     settled=True,
+    when={'shared_vocab': (False,)},
   )
   target_normalization: str | None = field(
     None,
@@ -94,6 +96,7 @@ class DataConfig(BatchConfig):
     (),
     'Languages of the gate by_target, or pairs of by_pair, with the ids of their tags: those of the corpus when a run '
     'begins.',
+    when={'num_experts': ON, 'gate': gates.ThatHave('gate_tasks')},
   )
   begin: str = field('bos', 'Symbol with which the decoder begins.', choices=('bos', 'eos'))
   corpora: str = field(
@@ -131,8 +134,12 @@ class DataConfig(BatchConfig):
   target_sampling: tuple[tuple[str, float], ...] = field(
     (), 'Subword sampling of training targets, likewise.', way_out="e.g. {'dropout': 0.1}"
   )
-  sampling_nbest: int = field(16, 'Segmentations that nbest draws from.', at_least=2, at_most=1000)
-  sampling_alpha: float = field(0.2, 'Exponent of their probabilities; 0: all alike.', at_least=0)
+  sampling_nbest: int = field(
+    16, 'Segmentations that nbest draws from.', at_least=2, at_most=1000, when={'samples_nbest': ON}
+  )
+  sampling_alpha: float = field(
+    0.2, 'Exponent of their probabilities; 0: all alike.', at_least=0, when={'samples_nbest': ON}
+  )
   noise: tuple[tuple[str, float], ...] = field(
     (),
     f'Shares of training examples with noise in the source, of {", ".join(KINDS)}; the last two are on both sides.',
@@ -194,6 +201,11 @@ class DataConfig(BatchConfig):
     return batching.BatchPlanner(tokens, boundaries, self.num_groups, self.packing and training)
 
   @property
+  def samples_nbest(self) -> bool:
+    """Whether training text is segmented at random by the best segmentations."""
+    return 'nbest' in dict(self.source_sampling + self.target_sampling)
+
+  @property
   def window_size(self) -> int:
     """Examples in a window: enough for many batches, as each window ends with a partial one."""
     return self.window or max(16384, 2 * self.batch_tokens)
@@ -250,7 +262,10 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
     choices=('loss', 'bleu', 'chrf'),
   )
   best_by_sentences: int = changeable(
-    500, 'First dev sentences of a pair that are translated for best_by; 0: all.', at_least=0
+    500,
+    'First dev sentences of a pair that are translated for best_by; 0: all.',
+    at_least=0,
+    when={'best_by': ('bleu', 'chrf')},
   )
   eval_sentences: int = changeable(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0)
   decode_ratio: float = changeable(
@@ -267,7 +282,7 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   alignment_layer: int = changeable(
     0, 'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the middle one.', at_least=0
   )
-  guided_weight: float = field(0.1, 'Weight of the loss that guided_by adds.', at_least=0)
+  guided_weight: float = field(0.1, 'Weight of the loss that guided_by adds.', at_least=0, when={'guided_by': ON})
 
   def _check_combinations(self) -> None:
     super()._check_combinations()

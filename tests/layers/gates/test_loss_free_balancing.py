@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.config import registry
+from lingvo_moe.config import configuration, registry
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant, WeightSpec
@@ -186,11 +186,8 @@ def test_training_evens_out_loads():
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    (
-      {'gate': 'top2', 'router_score': 'sigmoid'},
-      r"router_score must be 'softmax' with gate='top2'.* it is for gate='top_k'",
-    ),
-    ({'gate': 'top2', 'router_bias_update_rate': 0.1}, r"router_bias_update_rate must be 0.0 with gate='top2'"),
+    ({'gate': 'top2', 'router_score': 'sigmoid'}, r"router_score must be left out with gate='top2'.* for gate=top_k"),
+    ({'gate': 'top2', 'router_bias_update_rate': 0.1}, r"router_bias_update_rate must be left out with gate='top2'"),
     ({'gate': 'top_k', 'router_bias_update_rate': -0.1}, 'router_bias_update_rate must be from 0 to 1'),
     ({'gate': 'top_k', 'groups_of_experts': 3}, 'groups_of_experts must be 0, or a divisor of num_experts=8'),
     ({'gate': 'top_k', 'groups_of_experts': 8}, 'that leaves a group two experts or more'),
@@ -203,7 +200,7 @@ def test_training_evens_out_loads():
 )
 def test_options_that_do_not_fit_are_refused(values, message):
   with pytest.raises(UserError, match=message):
-    registry.get('mt.cldr.Tiny')(**values)
+    configuration.resolve('mt.cldr.Tiny', settings=[f'{name}={value}' for name, value in values.items()])
 
 
 def test_adafactor_keeps_no_slots_of_a_bias():

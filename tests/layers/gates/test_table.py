@@ -49,7 +49,7 @@ def test_a_gate_takes_of_the_options_what_it_needs(name, gate, experts_per_token
 
 def test_the_number_of_choices_is_taken_where_it_is_free():
   free = ['top_k', 'top_k_unnormalised', 'noisy_top_k', 'hierarchical', 'by_target', 'by_pair']
-  assert table.that_take('choices') == free
+  assert [*table.ThatHave('choices')] == free
 
 
 def test_a_token_visits_no_more_experts_than_there_are():
@@ -73,7 +73,7 @@ def test_a_token_visits_no_more_experts_than_there_are():
 )
 def test_auto_capacity_has_a_slot_for_every_choice_of_a_token_and_at_least_two(values, factor):
   config = tiny_config.make(**{'num_experts': 16} | values)
-  assert config.capacity_factor == factor
+  assert config.slots_factor == config.without_auto().capacity_factor == factor
   assert not config.num_experts or config.moe().capacity_factor == factor
 
 
@@ -90,7 +90,7 @@ def test_auto_capacity_keeps_most_of_eight_choices_where_a_factor_of_two_drops_t
 
 def test_auto_capacity_of_expert_choice_is_two_visits_of_a_token():
   config = tiny_config.make(gate='expert_choice', num_experts=16, experts_in='encoder')
-  assert (config.capacity_factor, config.moe_gate.capacity_factor) == (2.0, 2.0)
+  assert (config.slots_factor, config.moe_gate.capacity_factor) == (2.0, 2.0)
 
 
 def test_expert_choice_needs_a_capacity_factor():
@@ -152,8 +152,10 @@ def test_a_model_learns_with_a_gate_of_ones_own(nearest):
 def test_a_gate_of_ones_own_refuses_in_words(nearest):
   with pytest.raises(UserError, match='temperature must be at most num_experts=4; saw 5.0: cool it'):
     nearest(temperature=5.0)
-  with pytest.raises(UserError, match="groups_of_experts must be 0 with gate='nearest'; saw 2: it is for .*gate='hier"):
-    nearest(groups_of_experts=2)
+  with pytest.raises(
+    UserError, match="groups_of_experts must be left out with gate='nearest'.*saw 2: it is for gate=to"
+  ):
+    fields.check_effects(nearest(groups_of_experts=2), ['groups_of_experts'])
   with pytest.raises(UserError, match='gate must be one of top2, .*, nearest; saw .furthest'):
     nearest(gate='furthest')
 
