@@ -85,7 +85,7 @@ def load(path: str) -> tuple[str, Any]:
   if source and path not in _said and source != registry.checksum(name):
     _said.add(path)
     print(
-      f'{cls.__module__} has changed since {path} was written: the run keeps the values there, which --set changes, and '
+      f'{cls.__module__} has changed since {path} was written: the run keeps the values there, which --set changes; '
       'its layers are those of the code as it is',
       file=sys.stderr,
     )
