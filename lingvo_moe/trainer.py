@@ -149,11 +149,9 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
     )
   name, base = options.model, None
   if run.exists:
-    run_name, own = run.load()
-    if name in (None, run_name):  # else RunDir.begin refuses it
-      name, base = run_name, own
-      may_change = ', '.join(fields.may_change(type(base)))
-      machine.group.say(f'going on with {name} as {run.config_file} has it; --set may change {may_change}')
+    name, base = run.load(name)
+    may_change = '' if options.model else f'; --set may change {", ".join(fields.may_change(type(base)))}'
+    machine.group.say(f'going on with {name} as {run.config_file} has it{may_change}')
   elif not name and options.init_from:
     name, base = warm_start.run_around(warm_start.find(options.init_from)).load_open()
     machine.group.say(f'a new run of {name} with the values of --init_from={options.init_from}, but for --set')

@@ -139,15 +139,16 @@ def test_a_name_that_a_run_gives_is_looked_up_and_never_imported(folder, tmp_pat
 # A file that changes, and mistakes.
 
 
-def test_a_file_that_has_changed_is_said_and_its_fields_decide(folder, tmp_path):
+def test_a_file_that_has_changed_is_said_and_the_run_keeps_its_values(folder, tmp_path):
   shutil.copytree(folder / 'runs/x', tmp_path / 'x')
   source, before = (FILES / 'harbour.py').read_text(), (tmp_path / 'x/config.json').read_bytes()
   go_on = ['train', '--logdir=x', '--import=harbour.py', f'--data_dir={folder / "corpus"}', '--max_steps=6']
 
-  (tmp_path / 'harbour.py').write_text(source + '\n# another comment\n')
+  (tmp_path / 'harbour.py').write_text(source.replace('num_experts: int = 4', 'num_experts: int = 6'))
   done = lingvo_moe_in(tmp_path, *go_on)
-  assert done.returncode == 0 and done.stderr.count('harbour has changed since') == 1
-  assert json.loads((tmp_path / 'x/config.json').read_text())['source'] == json.loads(before)['source']
+  assert done.returncode == 0 and done.stderr.count('x/config.json was written: the run keeps the values there') == 1
+  after = json.loads((tmp_path / 'x/config.json').read_text())
+  assert after['source'] == json.loads(before)['source'] and after['values']['num_experts'] == 4
 
   (tmp_path / 'harbour.py').write_text(source.replace('gate_temperature: float = field(', 'heat: float = field('))
   done = lingvo_moe_in(tmp_path, *go_on)

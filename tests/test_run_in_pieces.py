@@ -71,8 +71,8 @@ def test_a_restart_keeps_what_the_run_was_given_and_says_what_changes(corpus, tm
   assert 'of the run change: max_steps=5, now 4; keep_checkpoints=10, now 9\n' in capsys.readouterr().err
   with pytest.raises(UserError, match='holds a run with batch_tokens=512, now 256: a run goes on as it began'):
     train(tmp_path / 'run', model=MODEL, set=['batch_tokens=256'])
-  with pytest.raises(UserError, match=f'holds a run of {MODEL}, not of mt.m4mini.Tiny'):
-    train(tmp_path / 'run', model='mt.m4mini.Tiny', data_dir=corpus)
+  with pytest.raises(UserError, match=f'holds a run of {MODEL}, not of --model=mt.m4mini.Tiny: leave'):
+    train(tmp_path / 'run', model='mt.m4mini.Tiny')
 
 
 def test_a_new_run_with_the_values_of_another_chooses_again_what_that_one_chose(corpus, tmp_path):
@@ -101,6 +101,14 @@ def test_a_run_of_an_earlier_version_keeps_the_number_that_it_recorded(corpus, t
   again = recorded(tmp_path / 'run')
   assert again['values'] == written['values'] and 'left_open' not in again
   assert RunDir(str(tmp_path / 'run')).load_open()[1].capacity_factor == 2.5
+
+
+def test_what_a_run_left_open_is_read_where_this_version_leaves_it_open(tmp_path):
+  """The kind: a file that another version wrote, or that was edited by hand."""
+  path, config = str(tmp_path / 'config.json'), configuration.resolve(MODEL)
+  odd = {'foo': 1, 'capacity_factor': -3, 'max_steps': [], 'warmup_steps': None}
+  configuration.save(MODEL, config, path, left_open=odd)
+  assert configuration.left_open(path, type(config)) == {'warmup_steps': None}
 
 
 @pytest.mark.parametrize('name', SCHEDULES)

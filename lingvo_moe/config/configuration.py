@@ -85,7 +85,8 @@ def load(path: str) -> tuple[str, Any]:
   if source and path not in _said and source != registry.checksum(name):
     _said.add(path)
     print(
-      f'{cls.__module__} has changed since {path} was written: its fields decide whether the run goes on',
+      f'{cls.__module__} has changed since {path} was written: the run keeps the values there, which --set changes; '
+      'its layers are those of the code as it is',
       file=sys.stderr,
     )
   if unknown := next((field for field in read['values'] if field not in known), None):
@@ -93,9 +94,11 @@ def load(path: str) -> tuple[str, Any]:
   return name, _make(name, f'{path}: {name}', read['values'])
 
 
-def left_open(path: str) -> dict[str, Any]:
+def left_open(path: str, cls: type) -> dict[str, Any]:
   """What was asked for in the place of values that a run chose; of a run of an earlier version nothing."""
-  return _read(path, left_open=json_files.optional(json_files.OBJECT)).get('left_open') or {}
+  specs, read = fields.specs(cls), _read(path, left_open=json_files.optional(json_files.PLAIN_OBJECT))
+  asked = read.get('left_open') or {}
+  return {name: value for name, value in asked.items() if name in specs and value in specs[name].open}
 
 
 def fingerprints(path: str) -> dict[str, str]:

@@ -134,8 +134,7 @@ def may_change(cls: type) -> list[str]:
 
 def left_open(config: Any) -> dict[str, Any]:
   """Values, by field, in whose place a run chooses one when it begins."""
-  values = {name: getattr(config, name) for name, spec in specs(type(config)).items() if spec.open}
-  return {name: value for name, value in values.items() if value in specs(type(config))[name].open}
+  return {name: value for name, spec in specs(type(config)).items() if (value := getattr(config, name)) in spec.open}
 
 
 def check_effects(config: Any, names: Collection[str], changed: Set[str] = frozenset()) -> None:
@@ -148,11 +147,12 @@ def check_effects(config: Any, names: Collection[str], changed: Set[str] = froze
     if blocking and not blocking.keys() & changed:
       by, values = next(iter(blocking.items()))
       rule = f'left out with {by}={shown(getattr(config, by))}, with which it has no effect'
-      refuse(config, name, rule, f'it is for {_condition(by, values)}')
+      about = f': {inspect.getdoc(part)}' if isinstance(part := getattr(type(config), by), property) else ''
+      refuse(config, name, rule, f'it is for {_condition(by, values)}{about}')
 
 
 def _condition(name: str, values: Collection[Any] | None) -> str:
-  return name if values is ON else f'{name}={" or ".join(map(str, values))}'
+  return name if values is ON else f'{name}={" or ".join(str(value) or repr(value) for value in values)}'
 
 
 def refuse(config: Any, name: str, rule: str, way_out: str = '') -> typing.NoReturn:

@@ -237,17 +237,15 @@ class Checkpoints:
     if (best := self.best()) is not None:
       is_same = text == best.dev_text
       new = new._replace(text_changes=best.text_changes + (not is_same))
-      if is_same and best.evaluated_after is not None and best.step < step and not counts:
-        new = new._replace(
-          evaluated_after=best.evaluated_after,
-          counted_best=best.to_beat if best.counted_best is None else best.counted_best,
-        )
-      elif is_same and best.evaluated_after is not None and best.step < step and not new.rank < best.rank:
+      follows = is_same and best.evaluated_after is not None and best.step < step
+      if follows and not counts:
+        counted = best.to_beat if best.counted_best is None else best.counted_best
+        new = new._replace(evaluated_after=best.evaluated_after, counted_best=counted)
+      elif follows and not new.rank < best.rank and step != best.to_beat[0]:
         # Into the best one's folder, since that checkpoint is always kept.
-        gains, (counted, rank) = {'evaluated_after': (), 'counted_best': (step, new.rank)}, best.to_beat
+        gains = {'evaluated_after': (), 'counted_best': (step, new.rank)}
         more = {'evaluated_after': sorted({*best.evaluated_after, step})}
-        if step != counted:
-          self._write_evaluation(best._replace(**(gains if new.rank < rank else more)))
+        self._write_evaluation(best._replace(**(gains if new.rank < best.to_beat[1] else more)))
       if best.step == step and not best.dev_text:
         new = new._replace(evaluated_after=best.evaluated_after)  # of an earlier version: patience counts on
     if math.isfinite(dev_loss):

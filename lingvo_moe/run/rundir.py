@@ -129,7 +129,7 @@ class RunDir:
     may_change = fields.may_change(type(config)) if resumed else []
     if resumed:
       kept = [n for n, spec in fields.specs(type(config)).items() if spec.settled and getattr(config, n) is None]
-      chosen = configuration.left_open(self.config_file)
+      chosen = configuration.left_open(self.config_file, type(config))
       config = dataclasses.replace(config, **{name: getattr(old, name) for name in {*kept, *left_open.keys() & chosen}})
       left_open |= {name: value for name, value in chosen.items() if getattr(config, name) == getattr(old, name)}
     config = config.without_auto()
@@ -157,11 +157,15 @@ class RunDir:
     self._put(fingerprints)
     configuration.save(name, relocated, self.config_file, fingerprints, left_open)
 
-  def load(self) -> tuple[str, TaskConfig]:
-    """(model name, configuration) of the run that is here, its files with full paths."""
+  def load(self, model: str | None = None) -> tuple[str, TaskConfig]:
+    """(model name, configuration) of the run that is here, its files with full paths; `model` must be its, if given."""
     if not files.isdir(self.path):
       raise UserError(f'{self.path}: there is no such directory; give the log directory of a run')
     name, config = configuration.load(self.config_file)
+    if model and model != name:
+      raise UserError(
+        f'{self.path} holds a run of {name}, not of --model={model}: leave --model out, or give another --logdir'
+      )
     self._fetch()
     config = task_of(config).with_files(self._own)
     self.check_files()
@@ -170,7 +174,7 @@ class RunDir:
   def load_open(self) -> tuple[str, TaskConfig]:
     """(model name, configuration) for a run that begins with the values of this one: what it chose is chosen again."""
     name, config = self.load()
-    return name, dataclasses.replace(config, **configuration.left_open(self.config_file))
+    return name, dataclasses.replace(config, **configuration.left_open(self.config_file, type(config)))
 
   def load_config(self, model: str | None = None, **overrides) -> TaskConfig:
     """The configuration of the run, with the overrides that are not None in place of its own values.
@@ -178,12 +182,7 @@ class RunDir:
     Raises:
       UserError: there is no run, or it is not of `model`, or it has no such field, or a value is out of its range.
     """
-    name, config = self.load()
-    if model and model != name:
-      raise UserError(
-        f'{self.path} holds a run of {name}, not of --model={model}: leave --model out, '
-        'or give the --logdir of the other run'
-      )
+    name, config = self.load(model)
     overrides = {field: value for field, value in overrides.items() if value is not None}
     known = [field.name for field in dataclasses.fields(config)]
     if unknown := next((field for field in overrides if field not in known), None):

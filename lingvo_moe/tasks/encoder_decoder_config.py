@@ -61,8 +61,6 @@ class EncoderDecoderConfig(TransformerConfig):
     self._check_stacks(encoder_layers=self.experts_in != 'decoder', decoder_layers=self.experts_in != 'encoder')
     if self.shared_relative and self.scan_layers:
       fields.refuse(self, 'shared_relative', 'False with scan_layers', 'a loop has the weights of each layer by itself')
-    if self.shared_relative and self.positions != 'relative':
-      fields.refuse(self, 'shared_relative', "False without positions='relative'", 'there are no biases to share')
     if self.joined_experts and (self.num_experts or self.scan_layers):
       fields.refuse(self, 'joined_experts', '0 with num_experts or scan_layers')
     for is_decoder in (False, True):

@@ -63,14 +63,6 @@ def _of_gates(has: str) -> dict[str, Any]:
   return {**EXPERTS_THERE, 'gate': gates.ThatHave(has)}
 
 
-def _of_schedules(field_name: str) -> dict[str, Any]:
-  return {'schedule': _that_read(_SCHEDULES, field_name)}
-
-
-def _of_optimizers(field_name: str) -> dict[str, Any]:
-  return {'optimizer': _that_read(_OPTIMIZERS, field_name)}
-
-
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
   """Any model: corpus folder, batches and seed."""
@@ -311,20 +303,20 @@ class ModelConfig(BatchConfig):
     'Decay rate of the second moments; None: 0.98 of adam, 0.999 of adamw.',
     above=0,
     below=1,
-    when=_of_optimizers('adam_beta2'),
+    when={'optimizer': _that_read(_OPTIMIZERS, 'adam_beta2')},
   )
   weight_decay: float = field(
     0.01,
     'Share of the learning rate by which an update shrinks matrices; not norms, not biases.',
     at_least=0,
-    when=_of_optimizers('weight_decay'),
+    when={'optimizer': _that_read(_OPTIMIZERS, 'weight_decay')},
   )
   beta2_cap: float = field(
     0.99,
     'The second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.',
     above=0,
     at_most=1,
-    when=_of_optimizers('beta2_cap'),
+    when={'optimizer': _that_read(_OPTIMIZERS, 'beta2_cap')},
   )
   average_decay: float = field(
     0.0,
@@ -342,14 +334,18 @@ class ModelConfig(BatchConfig):
     choices=tuple(_SCHEDULES),
   )
   final_rate: float = field(
-    0.0, 'Share of learning_rate at max_steps.', at_least=0, at_most=1, when=_of_schedules('final_rate')
+    0.0,
+    'Share of learning_rate at max_steps.',
+    at_least=0,
+    at_most=1,
+    when={'schedule': _that_read(_SCHEDULES, 'final_rate')},
   )
   decay_share: float = field(
     0.2,
     'Share of max_steps, the last, over which the rate falls.',
     above=0,
     at_most=1,
-    when=_of_schedules('decay_share'),
+    when={'schedule': _that_read(_SCHEDULES, 'decay_share')},
   )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int | None = field(
@@ -358,7 +354,7 @@ class ModelConfig(BatchConfig):
     at_least=1,
     settled=True,
     open=(None,),
-    when=_of_schedules('warmup_steps'),
+    when={'schedule': _that_read(_SCHEDULES, 'warmup_steps')},
   )
   freeze: str = field(
     '',

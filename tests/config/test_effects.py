@@ -57,6 +57,8 @@ WITHOUT_EFFECT = [
   ['sampling_alpha=0.5', "source_sampling={'dropout': 0.1}"],
   ['best_by_sentences=5'],
   ['guided_weight=0.5'],
+  *([value, 'source_vocab=a', 'target_vocab=b'] for value in ('vocab_by_corpus=True', 'character_coverage=1')),
+  ['vocab_sentences=9', 'source_vocab=a', 'target_vocab=b'],
 ]
 
 

@@ -23,6 +23,7 @@ from lingvo_moe.text.request import SEARCHES
 
 Sides = tuple[language_tags.Around, language_tags.Around]
 _SAMPLING = ('nbest', 'dropout')
+_TRAINS_VOCAB = {'source_vocab': ('',)}, {'target_vocab': ('',)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class DataConfig(BatchConfig):
     False,
     'Whether a vocabulary that is made for a run has only as many pieces as suit its corpus: 25 * sqrt(lines) besides '
     'bytes and characters.',
+    when=_TRAINS_VOCAB,
   )
   shared_vocab: bool = field(False, 'One vocabulary of source_vocab_size pieces for both sides.')
   character_coverage: float = field(
@@ -55,6 +57,7 @@ class DataConfig(BatchConfig):
     at_least=0.98,
     at_most=1,
     way_out='0.9995 suits many scripts, 1 keeps every character',
+    when=_TRAINS_VOCAB,
   )
   source_normalization: str | None = field(
     None,
@@ -70,7 +73,9 @@ class DataConfig(BatchConfig):
     choices=RULES,
     settled=True,
   )
-  vocab_sentences: int = field(1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1)
+  vocab_sentences: int = field(
+    1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1, when=_TRAINS_VOCAB
+  )
   several_sentences: float | None = changeable(
     None,
     'Share of source lines of training with several sentences, by which paragraphs are split for translation; None: '
@@ -202,7 +207,7 @@ class DataConfig(BatchConfig):
 
   @property
   def samples_nbest(self) -> bool:
-    """Whether training text is segmented at random by the best segmentations."""
+    """Whether source_sampling or target_sampling has nbest."""
     return 'nbest' in dict(self.source_sampling + self.target_sampling)
 
   @property

@@ -52,6 +52,11 @@ def test_micro_batches_balanced_over_the_batch_run_once_more_as_far_as_the_last_
   in_encoder = dataclasses.replace(group, experts_in='encoder')
   plain, found = (flops.train_step(dataclasses.replace(in_encoder, balance_over=o)) for o in ('group', 'batch'))
   assert found['attention'] - plain['attention'] == 2 * ATTENTION and found['experts'] == plain['experts']
+  deep = dataclasses.replace(group, encoder_layers=4, decoder_layers=4)  # four gates, three of them before the last
+  plain, found = (flops.train_step(dataclasses.replace(deep, balance_over=over)) for over in ('group', 'batch'))
+  assert found['attention'] - plain['attention'] == 12 * ATTENTION
+  assert found['experts'] - plain['experts'] == 3 * 2 * 2 * SLOTS * 32 * 64
+  assert found['gating'] - plain['gating'] == 4 * (2 * TOKENS * 32 * 16)
 
 
 def test_masks_count_five_times_and_copies_do_not():
