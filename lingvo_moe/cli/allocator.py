@@ -1,8 +1,8 @@
 """Allocator of TensorFlow's CPU kernels, which TensorFlow chooses by the environment when it first needs memory.
 
 By default that is the C library's malloc, unless oneDNN is in use. On some machines malloc takes the memory of large
-tensors from the system and gives it back at every step, which is then half of the time (docs/results/speed.md). TensorFlow's
-own allocator (BFC, best fit with coalescing) keeps what it has taken.
+tensors from the system and gives it back at every step, which is then half of the time (docs/results/speed.md).
+TensorFlow's own allocator (BFC, best fit with coalescing) keeps what it has taken.
 """
 
 import os
