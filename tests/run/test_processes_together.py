@@ -117,10 +117,9 @@ def test_a_dev_loss_that_the_leader_has_logged_is_measured_by_no_process(tmp_pat
     group = ProcessGroup(COUNT, runtime.process_index)
     log = types.SimpleNamespace(measured=lambda step, text: logged and (logged, None)) if group.is_leader else NoLog()
     dev_input = types.SimpleNamespace(content_hash='text')
-    task = types.SimpleNamespace(dev_metric=None)
-    training = types.SimpleNamespace(
-      runtime=runtime, checkpoints=saver.checkpoints, log=log, group=group, dev_input=dev_input, task=task
-    )
+    task, config = types.SimpleNamespace(dev_metric=None), types.SimpleNamespace(eval_every=1)
+    kept = {'runtime': runtime, 'checkpoints': saver.checkpoints, 'log': log, 'group': group}
+    training = types.SimpleNamespace(**kept, dev_input=dev_input, task=task, config=config)
     EvaluationHook(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or DevLoss(3.5, {}))
     return saver.checkpoints.best().dev_loss, len(measured)
 
