@@ -22,6 +22,7 @@ def _identifier():
   return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
+@functools.cache
 def base(code: str) -> str:
   """Code of a language without region or script, by ISO 639-1 where that has one: 'de' of 'deu_Latn'."""
   import babel.core

@@ -30,8 +30,9 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
 
   Args:
     prefix: with which the text begins; its last word may go on.
-    banned: words, or phrases, in any case and composition of their letters. No symbol may end where one of them does, as a model that
-      has written it would go on with what is no word; so a longer word may come, but not by the same symbols.
+    banned: words, or phrases, in any case and composition of their letters. No symbol may end where one of them does,
+      as a model that has written it would go on with what is no word; so a longer word may come, but not by the same
+      symbols.
     written: bytes that each symbol writes; b'' of a symbol that is no text, which may come after the prefix alone.
     eos: symbol that ends a text.
 
@@ -51,7 +52,7 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
   goto, *ends = _trie(words)
   symbol_codes = [[ord(' ')] if symbol == eos else _codes(text) for symbol, text in enumerate(written)]
   if any(code >= _PART for codes in symbol_codes for code in codes):
-    goto = _with_parts(banned, goto, check)
+    goto = _with_parts(banned, goto, ends[0], check)
   matched, stopped = (np.pad(ended, (0, len(goto) - len(ended))) for ended in ends)
   length_V = np.array(list(map(len, symbol_codes)))
   codes_VJ = np.zeros([len(symbol_codes), max(length_V)], np.int16)
@@ -154,7 +155,9 @@ def _bounded(word: str) -> bytes:
   return b' ' * (folded[:1] != b' ') + folded + b' ' * (folded[-1:] != b' ')
 
 
-def _with_parts(banned: Sequence[str], goto: np.ndarray, check: Callable[[int], None]) -> np.ndarray:
+def _with_parts(
+  banned: Sequence[str], goto: np.ndarray, matched: np.ndarray, check: Callable[[int], None]
+) -> np.ndarray:
   """An automaton that reads letters, in each case and composition, also where their bytes come one by one.
 
   What has read a part of a letter is a state, behind those given; that of state 0 is of all from which a letter leads
@@ -172,7 +175,7 @@ def _with_parts(banned: Sequence[str], goto: np.ndarray, check: Callable[[int], 
       to_J, raw = np.arange(len(goto)), c.encode()
       for byte in _fold(c).encode():
         to_J = goto[to_J, byte]
-      for begin in np.flatnonzero(to_J != to_J[0]).tolist() if is_own else [0]:
+      for begin in np.flatnonzero((to_J != to_J[0]) & ~matched).tolist() if is_own else [0]:
         at = begin
         for i, byte in enumerate(raw[:-1], start=1):
           if (begin, raw[:i]) not in parts:
