@@ -30,7 +30,7 @@ class TranslationRequest:
   Attributes:
     alignments: whether each has an Alignment.
     prefix: text with which each begins. Its last word may go on, unless a space follows it.
-    ban: words or phrases that a translation must not contain, in upper or lower case.
+    ban: words or phrases that a translation must not contain, in any case and composition of their letters.
     terms: (word or phrase, its translation): one that is in a source must come translated so. Also a dict, or a list of
       'word=translation'.
     placeholders: whether placeholders, such as {{name}}, are kept from the model and put back in translations; not in
