@@ -47,6 +47,7 @@ setup(
     'Babel>=2.18',
     'gin-config>=0.5',
     'numpy>=2.0',
+    'regex>=2024.4.16',
     'sacrebleu>=2.4,<3',
     'safetensors>=0.5',
     # 0.2.3 refuses hostile models, which crash tensorflow-text 2.21: it reads every model first.

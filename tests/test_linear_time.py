@@ -229,13 +229,15 @@ READERS = {
   'key': text_lib.key,
   'near-duplicates': lambda text: near_duplicates.keys([text], 0.9),
   'term in a source': lambda text: automaton.occurs('a a b', text),
+  'banned word': lambda text: automaton.is_barred('a a b', text),
+  'marks around a term': lambda text: automaton.occurs('a', text.replace('.', '\u0301')),
   'form': lambda text: refused(query.parse, text.encode(), 'multipart/form-data; boundary=a'),
   'URL-encoded form': lambda text: refused(query.parse, text.encode(), 'application/x-www-form-urlencoded'),
   'JSON': lambda text: refused(query.parse, text.encode()),
   **{
     f'words.{name}': function
     for name, function in vars(words).items()
-    if inspect.isfunction(function) and not name.startswith('_') and len(inspect.signature(function).parameters) == 1
+    if inspect.isfunction(function) and not name.startswith('_')
   },
 }
 # What begins or repeats in markup, tables, subtitles and interface strings, beside those of patterns.

@@ -100,6 +100,7 @@ class Examination:
   first_not_utf8: tuple[str, ...]  # 'line 17 of a.de' of the first line of each file that is not UTF-8
   copies: int = 0  # pairs fit to keep whose target is their source
   identified: bool = False  # whether languages were identified
+  untold: tuple[str, ...] = ()  # languages that were not told from others, in words
 
   def count(self, *outcomes: LineOutcome) -> int:
     """Number of lines with one of some outcomes."""
@@ -123,9 +124,8 @@ def examine(texts: Texts, rules: Rules, progress: Advance | None = None, folder:
     TooFewError: too few pairs are left to be divided.
   """
   identifies = _identifies(texts, rules)
-  (source, target, source_chars, target_chars, outcomes), near, first_not_utf8 = _read(
-    texts, rules, identifies, progress
-  )
+  is_other = [language_id.OtherLanguage(side) if identifies else None for side in texts.sides]
+  (source, target, source_chars, target_chars, outcomes), near, first_not_utf8 = _read(texts, rules, is_other, progress)
   _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
   pairs = _by_chunks(temperature_sampling.fold, source, target)
   undecided = outcomes == _UNDECIDED
@@ -141,7 +141,8 @@ def examine(texts: Texts, rules: Rules, progress: Advance | None = None, folder:
   outcomes[np.logical_or(*boilerplate)] = LineOutcome.BOILERPLATE
   del source_chars, target_chars, near
   copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
-  decisions = Examination(outcomes, first_not_utf8, copies, identifies)
+  untold = tuple(other.untold for other in is_other if other and other.untold)
+  decisions = Examination(outcomes, first_not_utf8, copies, identifies, untold)
   if rules.corpus != 'train':
     folders = _both_ways(os.path.dirname(folder), texts)
     for hashes, language in zip((source, target), texts.sides, strict=True):
@@ -154,7 +155,10 @@ def examine(texts: Texts, rules: Rules, progress: Advance | None = None, folder:
 
 
 def _read(
-  texts: Texts, rules: Rules, identifies: bool, progress: Advance | None
+  texts: Texts,
+  rules: Rules,
+  is_other: Sequence[Callable[[str], bool] | None],
+  progress: Advance | None,
 ) -> tuple[list[np.ndarray], np.ndarray, tuple[str, ...]]:
   """Reads all lines; UserError where a side is of another encoding.
 
@@ -162,7 +166,6 @@ def _read(
     Columns with an entry for each line: hashes of both sides, their characters, outcomes; keys of near-duplicates,
     [lines, bands]; Examination.first_not_utf8.
   """
-  is_other = [language_id.OtherLanguage(side) if identifies else None for side in texts.sides]
   columns, near = [array.array(code) for code in 'QQiiB'], array.array('Q')
   first_not_utf8: dict[int, tuple[int, bytes]] = {}  # by side: number of the line, and the line
   not_utf8 = [0, 0]
@@ -426,6 +429,8 @@ def table(decisions: Examination, rules: Rules) -> str:
     count = decisions.count(outcome)
     is_tenth = getattr(rules, split, 0) is None and count < _HELD_OUT
     rows.append((split, count, f'a tenth: --{split}=N for another number' if is_tenth else ''))
+  kept = undecided + decisions.count(LineOutcome.TRAIN, LineOutcome.DEV, LineOutcome.TEST)
+  rows += [('  kept, its language not wholly told', kept, untold) for untold in decisions.untold]
   lines = [f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows]
   if not decisions.identified:
     lines.append('languages were not identified: --language_id does, some thousand lines a second')

@@ -8,6 +8,7 @@ from typing import Any, Self
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.text import automaton
 from lingvo_moe.text.continuations import Sampling
+from lingvo_moe.text.visible_text import is_empty
 
 _HALF = re.compile('[\ud800-\udfff]')
 SEARCHES = ('beam', 'sample', 'mbr')
@@ -29,7 +30,7 @@ class TranslationRequest:
   Attributes:
     alignments: whether each has an Alignment.
     prefix: text with which each begins. Its last word may go on, unless a space follows it.
-    ban: words or phrases that a translation must not contain, in upper or lower case.
+    ban: words or phrases that a translation must not contain, in any case and composition of their letters.
     terms: (word or phrase, its translation): one that is in a source must come translated so. Also a dict, or a list of
       'word=translation'.
     placeholders: whether placeholders, such as {{name}}, are kept from the model and put back in translations; not in
@@ -69,11 +70,11 @@ class TranslationRequest:
       if is_half(text):
         raise UserError(f'prefix, ban and terms must be Unicode; saw half of a surrogate pair in {text!r:.60}')
     for word in (*self.ban, *(source for source, _ in self.terms)):
-      if not any(map(str.isalnum, word)):
+      if not any(c.isalnum() and not is_empty(c) for c in word):
         raise UserError(f'a word that is looked for has a letter or a digit; saw {word!r}: leave it out')
     for word in self.ban:
       for text in (self.prefix, *(target for _, target in self.terms)):
-        if automaton.occurs(word, text):
+        if automaton.is_barred(word, text):
           raise UserError(
             f'what must not come and what must agree; saw ban={word!r} and {text!r}: leave one of them out'
           )

@@ -443,6 +443,11 @@ def test_lines_surely_in_another_language_are_dropped(tmp_path, monkeypatch):
   assert outcomes(tmp_path, pairs, ('a.deu', 'a.eng_Latn')).tolist() == expected
   assert outcomes(tmp_path, pairs, ('a.xx', 'a.yy')).tolist() == [0] * 5  # nothing is known of these
   assert outcomes(tmp_path, pairs, language_id=False).tolist() == [0] * 5
+  found = preparation.examine(
+    texts_of(tmp_path, pairs, ('a.xx', 'a.en-GB')), preparation.Rules(dev=0, test=0, max_ratio=99)
+  )
+  kept = [line.split(None, 6) for line in preparation.table(found, preparation.Rules()).splitlines() if 'told' in line]
+  assert [row[-1] for row in kept] == ['4  xx: py3langid does not know it', '4  en-GB: told as en']
   monkeypatch.setattr(preparation, '_IDENTIFIED_BYTES', 100)
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
   assert found.count(LineOutcome.LANGUAGE) == 0

@@ -96,6 +96,26 @@ def test_title_case_is_of_words_as_unicode_has_them(text, expected):
   assert words.title(text) == expected
 
 
+@pytest.mark.parametrize(
+  'text, language, titled, capitals, small',
+  [
+    ('ilk ışık İŞ', 'tr', 'İlk Işık İş', 'İLK IŞIK İŞ', 'ilk ışık iş'),
+    ('ILIK I\u0307L', 'aze_Latn', 'Ilık İl', 'ILIK I\u0307L', 'ılık il'),
+    ('ilk iş', 'de', 'Ilk Iş', 'ILK IŞ', 'ilk iş'),
+    ('გამარჯობა Გ', 'ka', 'გამარჯობა გ', 'გამარჯობა Გ', 'გამარჯობა გ'),  # no title case, no capitals
+    ('ὀδός Straße', '', 'Ὀδός Straße', 'ὈΔΌΣ STRASSE', 'ὀδός straße'),
+    ('ΑΣ ΟΔΟΣ', 'el', 'Ας Οδος', 'ΑΣ ΟΔΟΣ', 'ας οδος'),
+    ('שלום 你好', 'he', 'שלום 你好', 'שלום 你好', 'שלום 你好'),
+  ],
+)
+def test_case_is_that_of_a_language_and_a_script(text, language, titled, capitals, small):
+  """Kind: rules of case that are a script's or a language's own."""
+  assert words.title(text, language) == titled
+  assert (words.upper(text, language), words.lower(text, language)) == (capitals, small)
+  made = {noise.add('case', text, text, key, (language, language)) for key in range(30)}
+  assert made == {(capitals, capitals), (titled, titled), (small, text)}
+
+
 @hypothesis.given(SENTENCES)
 def test_title_case_changes_case_alone_and_each_word_by_itself(parts):
   sentence = ' '.join(f'{word}{after}' for word, after in parts)

@@ -52,16 +52,18 @@ class Translation(Service):
     return self.run.answer_parts(parts, key)
 
   async def _choose(
-    self, query: query_lib.Fields, texts: Sequence[str]
-  ) -> tuple[Languages, str | None, dict[str, Any]]:
-    """Languages to pass to the run, its source if there are several, and what is told of one that was detected."""
-    source, target, told = query.language('source'), query.language('target'), {}
+    self, query: query_lib.Fields, documents: Sequence[Sequence[str]]
+  ) -> tuple[list[tuple[Languages, str | None]], list[Any]]:
+    """By document, languages to pass to the run and its source if there are several; and what was detected if asked."""
+    source, target = query.language('source'), query.language('target')
+    detected: list[Any] = []
     if source == 'auto':
-      source = None
-      if detected := await asyncio.to_thread(self._detect_language, '\n'.join(texts)):
-        source, told = detected[0]['language'], {'detectedLanguage': detected[0]}
-    languages = refused(self._languages.choose, source, target)
-    return languages, source if len(self._languages.known['source']) > 1 else None, told
+      found = await asyncio.to_thread(lambda: [self._detect_language('\n'.join(texts)) for texts in documents])
+      detected = [languages[0] for languages in found]
+    sources = [one['language'] for one in detected] if source == 'auto' else [source] * len(documents)
+    tells = len(self._languages.known['source']) > 1
+    chosen = {one: refused(self._languages.choose, one, target) for one in {*sources, *[None] * (not sources)}}
+    return [(chosen[one], one if tells else None) for one in sources], detected
 
   def _asked(self, fields: query_lib.Fields, n_best: int, is_marked_up: bool) -> TranslationRequest:
     """What else is asked of translations; those of markup are aligned where the model does it."""
@@ -78,34 +80,46 @@ class Translation(Service):
       refused(self.run.translator(n_best).check, request)
     return request
 
-  async def _answers(self, texts: Sequence[str], asked: Asked) -> Answers:
-    """Answers of texts, which share batches by their sentences.
+  async def _answers(self, texts: Sequence[str], asked: Sequence[Asked]) -> Answers:
+    """Answers of texts, by what is asked of each; those of equal requests share batches by their sentences.
 
     Constraints that ask for more than a translation has room for are the mistake of a client.
     """
     self.check_count(len(texts))
-    try:
-      plan = await asyncio.to_thread(self.run.plan, texts, asked)
-      answers = await self.compute(plan.parts, asked, plan.ends)
+    places = {one: [i for i, other in enumerate(asked) if other == one] for one in dict.fromkeys(asked)}
+
+    async def answers_of(one: Asked) -> Answers:
+      plan = await asyncio.to_thread(self.run.plan, [texts[i] for i in places[one]], one)
+      answers = await self.compute(plan.parts, one, plan.ends)
       return await asyncio.to_thread(plan.joined, answers)
+
+    try:
+      found = list(zip(places.values(), await asyncio.gather(*map(answers_of, places))))
     except UserError as e:
-      raise BadQueryError(str(e)) if asked.request.is_constrained else e from None
+      raise BadQueryError(str(e)) if any(one.request.is_constrained for one in asked) else e from None
+    hypotheses = dict(itertools.chain(*(zip(of, answers.hypotheses) for of, answers in found)))
+    noticed = [[of[i] for of, answers in found for i in getattr(answers, name)] for name in Answers._fields[1:]]
+    return Answers([hypotheses[i] for i in range(len(texts))], *noticed)
 
   async def _translate(self, request: web.BaseRequest) -> web.Response:
     fields = await self.fields(request)
     query = await asyncio.to_thread(query_lib.query, fields)
-    texts = [text for document in query.documents for text in document.texts]
-    languages, source, told = await self._choose(fields, texts)
+    languages, detected = await self._choose(fields, [document.texts for document in query.documents])
     most = self.run.beam_size - 1
     if query.alternatives > most:
       raise BadQueryError(f'alternatives must be at most {most}, the beam less one')
     # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
     n_best = self.run.beam_size if query.alternatives else 1
-    asked = self._asked(fields, n_best, query.unit == 'paragraph')
-    answers = await self._answers(texts, Asked(languages, n_best, source, asked))
-    told = {name: [value] * len(query.documents) if query.is_list else value for name, value in told.items()}
+    request_of_all = self._asked(fields, n_best, query.unit == 'paragraph')
+    texts, asked = [], []
+    for document, (of_both, source) in zip(query.documents, languages, strict=True):
+      texts += document.texts
+      asked += [Asked(of_both, n_best, source, request_of_all)] * len(document.texts)
+    answers = await self._answers(texts, asked)
     result = await asyncio.to_thread(_result, query, answers, self.run.over_the_length)
-    return web.json_response({**result, **told})
+    if fields.language('source') == 'auto':
+      result['detectedLanguage'] = detected if query.is_list else detected[0]
+    return web.json_response(result)
 
   async def _detect(self, request: web.BaseRequest) -> web.Response:
     texts = (await self.fields(request)).texts('q', 'the text whose language is detected')
@@ -116,12 +130,13 @@ class Translation(Service):
     if not isinstance(file := fields.get('file'), File):
       raise BadQueryError('missing file: send a form (multipart/form-data) with a file of that name')
     document = await asyncio.to_thread(refused, document_files.read, file.name, file.data, self.limits.file)
-    languages, source, _ = await self._choose(fields, document.texts)
+    [(languages, source)], _ = await self._choose(fields, [document.texts])
     asked = self._asked(fields, 1, not isinstance(document, document_files.Lines))
     translations: list[Aligned] = []
     step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
     for begin in range(0, len(document.texts), step):
-      answers = await self._answers(document.texts[begin : begin + step], Asked(languages, 1, source, asked))
+      texts = document.texts[begin : begin + step]
+      answers = await self._answers(texts, [Asked(languages, 1, source, asked)] * len(texts))
       translations += [_aligned(best) for best, *_ in answers.hypotheses]
     written = await asyncio.to_thread(document.written, translations)
     data = written.encode() if isinstance(written, str) else written

@@ -35,15 +35,22 @@ class Augmentation:
       if 'nbest' in methods:
         sampler.check_nbest()
 
-  def __call__(self, window: int, before: Sequence[Rows], most: Sequence[int]) -> list[Rows]:
-    """Sources and targets of a window in place of those given; an example of more ids than `most` stays as it is."""
+  def __call__(
+    self, window: int, before: Sequence[Rows], most: Sequence[int], languages: Sequence[tuple[str, str]]
+  ) -> list[Rows]:
+    """Sources and targets of a window in place of those given; an example of more ids than `most` stays as it is.
+
+    `languages` are those of each example.
+    """
     keys = temperature_sampling.fold(self._seed, 'augmentation', window, np.arange(len(before[0])))
-    texts = self._noisy(before, keys)
+    texts = self._noisy(before, keys, languages)
     after = [self._segmented(side, before[side], texts[side], temperature_sampling.fold(keys, side)) for side in (0, 1)]
     fits = np.all([[0 < len(ids) <= length for ids in rows] for rows, length in zip(after, most)], axis=0)
     return [[b if fit else a for a, b, fit in zip(*sides, fits)] for sides in zip(before, after)]
 
-  def _noisy(self, rows: Sequence[Rows], keys: np.ndarray) -> list[dict[int, str]]:
+  def _noisy(
+    self, rows: Sequence[Rows], keys: np.ndarray, languages: Sequence[tuple[str, str]]
+  ) -> list[dict[int, str]]:
     """Text of each side with noise, by example."""
     texts: list[dict[int, str]] = [{}, {}]
     for kind in noise.KINDS:
@@ -52,7 +59,7 @@ class Augmentation:
           changed_texts[i] if i in changed_texts else vocab.decode(side_rows[i])
           for changed_texts, vocab, side_rows in zip(texts, self._vocabs, rows)
         ]
-        changed = noise.add(kind, *pair, int(temperature_sampling.fold(keys[i], 'noise', kind)))
+        changed = noise.add(kind, *pair, int(temperature_sampling.fold(keys[i], 'noise', kind)), languages[i])
         for changed_texts, old, new in zip(texts, pair, changed):
           changed_texts |= {i: new} if new != old else {}
     return texts

@@ -131,7 +131,8 @@ class TrainInput(task.TrainInput):
     lengths, rows = self._examples.lengths(pair, line), None
     if self._augmentation.settings:
       before, most = self._examples.rows(pair, line), self._examples.most_ids
-      rows = self._augmentation(number, before, most)
+      languages = [(of_line.source, of_line.target) for of_line in map(self._examples.pairs.__getitem__, pair)]
+      rows = self._augmentation(number, before, most, languages)
       grown = [np.array([len(b) - len(a) for a, b in zip(*sides)]) for sides in zip(before, rows)]
       lengths = [(line_lengths + more) * (line_lengths > 0) for line_lengths, more in zip(lengths, grown)]
     plans = self._batcher.plan(*lengths)

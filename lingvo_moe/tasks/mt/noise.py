@@ -16,10 +16,12 @@ _CHARACTERS_A_TYPO = 24
 _WORDS_A_DROP = 8
 
 
-def _case(source: str, target: str, draw: Draw) -> Sides:
-  """Capitals or title case on both sides, or a source in small letters."""
-  change = (str.upper, words_lib.title, None)[draw(3)]
-  return (change(source), change(target)) if change else (source.lower(), target)
+def _case(source: str, target: str, draw: Draw, languages: Sides) -> Sides:
+  """Capitals or title case on both sides, or a source in small letters, as their languages have them."""
+  change = (words_lib.upper, words_lib.title, None)[draw(3)]
+  if change:
+    return change(source, languages[0]), change(target, languages[1])
+  return words_lib.lower(source, languages[0]), target
 
 
 def _punctuation(source: str, target: str, draw: Draw) -> Sides:
@@ -69,7 +71,8 @@ def _placeholders(source: str, target: str, draw: Draw) -> Sides:
 KINDS = {'words': _words, 'typos': _typos, 'punctuation': _punctuation, 'case': _case, 'placeholders': _placeholders}
 
 
-def add(kind: str, source: str, target: str, key: int) -> Sides:
-  """Source and target with noise of a kind, which is an integer's."""
+def add(kind: str, source: str, target: str, key: int, languages: Sides = ('', '')) -> Sides:
+  """Source and target, of two languages, with noise of a kind, which is an integer's."""
   drawn = random.Random(key).random  # equal in every version of Python, as its other methods need not be
-  return KINDS[kind](source, target, lambda count: int(drawn() * count))
+  draw = lambda count: int(drawn() * count)
+  return KINDS[kind](source, target, draw, *[languages] * (kind == 'case'))

@@ -96,7 +96,22 @@ def test_the_language_of_a_source_is_detected_among_those_of_the_model():
   found, answer = with_client(test)
   assert [one['language'] for one in found] == ['de', 'fr'] and all(one['confidence'] > 60 for one in found)
   told = answer['detectedLanguage']
-  assert [one['language'] for one in told] == ['fr', 'fr'] and answer['translatedText'][1] == 'x'
+  assert told[0]['language'] == 'fr' and answer['translatedText'][1] == 'x'
+
+
+def test_each_text_has_a_source_language_of_its_own():
+  """Kind: what is detected of all texts of a request together."""
+  texts = ['Il gatto dorme sul divano.', 'Le chat dort sur le canapé.', '', 'Il cane corre nel parco.', 'x']
+  run = Stub(pairs=(('it', 'en'), ('fr', 'en')), tags=['en'])
+  query = {'q': texts, 'source': 'auto', 'target': 'en'}
+  [(status, answer), (_, one), (_, alone)] = ask(query, {**query, 'q': texts[1]}, {**query, 'q': []}, run=run)
+  assert status == 200 and answer['translatedText'] == [f'{text[:10][::-1]}>en' for text in texts]
+  assert [found['language'] for found in answer['detectedLanguage'][:2]] == ['it', 'fr']
+  assert answer['detectedLanguage'][3]['language'] == 'it' and len(answer['detectedLanguage']) == 5
+  assert [warning.split()[0] for warning in answer['warnings']] == ['q[0]', 'q[1]', 'q[3]']
+  assert one['detectedLanguage']['language'] == 'fr' and alone == {'translatedText': [], 'detectedLanguage': []}
+  batches = [{*lines} for lines, *_ in run.batches]
+  assert {texts[0], texts[3]} <= batches[0] and texts[1] not in batches[0]
 
 
 def test_a_public_client_of_libretranslate_works_unchanged():

@@ -92,8 +92,18 @@ def test_a_sentence_is_read_otherwise_each_time_and_dev_is_as_it_was(world):
 def test_noise_is_other_noise_in_the_next_window(world):
   train, vocab = train_input(world, noise={'words': 1})
   rows = [vocab.encode([' '.join(WORDS)] * 20)] * 2
-  of_windows = [[tuple(ids) for ids in train._augmentation(window, rows, (64, 64))[0]] for window in (0, 1)]
+  of_windows = [
+    [tuple(ids) for ids in train._augmentation(window, rows, (64, 64), [('de', 'en')] * 20)[0]] for window in (0, 1)
+  ]
   assert of_windows[0] != of_windows[1]
+
+
+def test_noise_in_case_is_that_of_the_languages_of_a_pair(world):
+  train, vocab = train_input(world, noise={'case': 1})
+  rows = [vocab.encode(['grain'] * 20)] * 2
+  sources, targets = train._augmentation(0, rows, (64, 64), [('tr', 'en')] * 20)
+  assert {vocab.decode(ids) for ids in targets} == {'grain', 'Grain', 'GRAIN'}
+  assert 'GRAIN' not in {vocab.decode(ids) for ids in sources}
 
 
 def test_one_that_becomes_too_long_stays_as_it_is(world):
