@@ -92,7 +92,7 @@ def read(folder):
     ('mixtral', {'sliding_window': 4}, 'sliding_window of a mixtral model must be None'),
     ('mixtral', {'hidden_act': 'gelu'}, 'hidden_act'),
     ('mixtral', {'rope_scaling': {'type': 'linear', 'factor': 2.0}}, 'rope_scaling'),
-    ('mixtral', {'rope_parameters': {'rope_theta': 10.0}}, 'rope_parameters'),
+    ('mixtral', {'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 10.0}}, 'rope_parameters'),
   ],
 )  # fmt: skip
 def test_a_key_at_a_value_that_would_make_another_model_is_refused_by_name(name, changes, message, copy):
