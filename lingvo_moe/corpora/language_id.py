@@ -124,7 +124,8 @@ def _count(text: str, name: str) -> int:
   return sum(name not in _HAN or not _is_of_the_other(c, name) for c in letters)
 
 
-def _classes(codes: Iterable[str]) -> dict[str, list[str]]:
+@functools.lru_cache(16)
+def _classes(codes: tuple[str, ...]) -> dict[str, list[str]]:
   """By class of py3langid the languages it is: those of its code, or its macrolanguage, or members without a class."""
   names, found = sorted({*_identifier().nb_classes}), {}
   known = {*map(base, names)}
@@ -141,9 +142,10 @@ def rank(text: str, codes: Collection[str]) -> list[tuple[str, float]]:
 
   The script decides between scripts. Variants that cannot be told apart each have that of all, the usual one first.
   """
-  codes = sorted(codes if _classes(codes) else {*_identifier().nb_classes})
-  counts = {code: _count(text, _script_or_usual(code)) for code in codes}
-  codes = [code for code in codes if 2 * counts[code] >= max(counts.values())]
+  codes = tuple(sorted(codes if _classes(tuple(sorted(codes))) else {*_identifier().nb_classes}))
+  of_script = {name: _count(text, name) for name in {*map(_script_or_usual, codes)}}
+  counts = {code: of_script[_script_or_usual(code)] for code in codes}
+  codes = tuple(code for code in codes if 2 * counts[code] >= max(counts.values()))
   classes = _classes(codes)
   found = dict.fromkeys(codes, 0.0 if classes else 1 / len(codes))
   for name, p in _identifier_of(frozenset(classes)).rank(text) if classes else ():
@@ -162,7 +164,7 @@ class OtherLanguage:
   def __init__(self, code: str) -> None:
     self._script = script(code)
     is_usual = self._script in (None, *_usual(code), *_HAN)
-    self._names = {*_classes([code])} if is_usual else set()
+    self._names = {*_classes((code,))} if is_usual else set()
     # What of the language is not told from others, in words; '' where all is.
     self.untold = ''
     if not self._names:

@@ -33,6 +33,7 @@ REQUIREMENTS = (
   'ai-edge-litert>=2.3,<3',
   'numpy>=2.0',
   'sentencepiece>=0.2.3',
+  'regex>=2024.4.16',
   'sentencex>=1.0.32,<2',
   'tqdm>=4.66',
 )
