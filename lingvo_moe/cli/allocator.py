@@ -9,14 +9,14 @@ import os
 
 from lingvo_moe.core import host_memory
 
-USES_BFC = 'TF_CPU_ALLOCATOR_USE_BFC'
+_USES_BFC = 'TF_CPU_ALLOCATOR_USE_BFC'
 _LIMIT = 'TF_CPU_BFC_MEM_LIMIT_IN_MB'  # TensorFlow's default is 64 GiB, beyond which it fails
 
 
 def keep_memory() -> None:
-  """Chooses BFC, up to the memory of the host, unless the user has set either variable; for child processes too.
+  """Selects BFC, up to the memory of the host, for this and child processes; variables that the user has set stay.
 
   Called before TensorFlow is imported.
   """
-  os.environ.setdefault(USES_BFC, '1')
+  os.environ.setdefault(_USES_BFC, '1')
   os.environ.setdefault(_LIMIT, str(max(host_memory.size() >> 20, 1)))

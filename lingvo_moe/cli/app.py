@@ -132,7 +132,7 @@ def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | N
   except Exception as e:
     if type(e).__name__ != 'ResourceExhaustedError':  # TensorFlow's, which need not have been imported
       raise
-    saw = (re.search(r'tensor with shape\[[\d,]*\] and type \w+', str(e)) or ['more than there is'])[0]
+    saw = (re.search(r'tensor with shape\[[\d,]*\] and type \w+', str(e)) or ['tensor'])[0]
     size = f'{host_memory.size() / 2**30:.1f} GiB on this host'
     message = f'a batch must fit into memory, {size}; no room for a {saw}: use smaller batches, or a smaller model'
   # Out here the frames of the error are gone, and with them progress bars that would share its line.
