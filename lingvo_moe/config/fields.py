@@ -39,6 +39,7 @@ class Spec:
   may_change: bool = False  # whether a run that goes on in its log directory may have another value
   settled: bool = False  # whether a run puts a value in the place of None; one of an earlier version still has None
   open: Collection[Any] = ()  # values in whose place every run that begins chooses one, also one with another's values
+  chosen_by: str = ''  # property with the value that is chosen; empty: the corpus decides
   # values of other fields with which this one has an effect, all of them; of several mappings, those of any. Fields
   # and properties that a configuration has not, count as having one.
   when: _When | tuple[_When, ...] = ()
@@ -135,6 +136,12 @@ def may_change(cls: type) -> list[str]:
 def left_open(config: Any) -> dict[str, Any]:
   """Values, by field, in whose place a run chooses one when it begins."""
   return {name: value for name, spec in specs(type(config)).items() if (value := getattr(config, name)) in spec.open}
+
+
+def with_choices(config: Any) -> Any:
+  """The configuration with values in the place of open ones, but for those that the corpus decides."""
+  chosen = {name: spec.chosen_by for name, spec in specs(type(config)).items() if spec.chosen_by}
+  return dataclasses.replace(config, **{name: getattr(config, by) for name, by in chosen.items()})
 
 
 def check_effects(config: Any, names: Collection[str], changed: Set[str] = frozenset()) -> None:

@@ -24,7 +24,7 @@ from lingvo_moe.storage import files
 _MOST_TIMES = 100
 _ALWAYS_BYTES = 8 << 20
 _BUFFER = 1 << 17  # bytes
-_LOOK = 4096  # bytes by which a file is known
+LOOK = 4096  # bytes by which a file is known
 
 ENDING = re.compile(r'\.(gz|xz|bz2|zst)\Z', re.IGNORECASE)  # of the name of a packed file
 _PACKED = {  # by ending: what packs it, how a file begins, and what opens it
@@ -66,7 +66,7 @@ def named(folder: str) -> list[tuple[str, str, str]]:
 
 def is_packed(path: str) -> bool:
   """Whether a file that is there is packed, by its first bytes or its name."""
-  return bool(_packing(path, files.read(path, _LOOK)))
+  return bool(_packing(path, files.read(path, LOOK)))
 
 
 def _packing(path: str, first: bytes) -> str:
@@ -91,11 +91,11 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
   try:
     with files.open_to_read(path) as raw:
       contents = raw
-      if ending := _packing(path, raw.peek(_LOOK)):
+      if ending := _packing(path, raw.peek(LOOK)):
         packing, _, open_packed = _PACKED[ending]
         contents = io.BufferedReader(_Bounded(open_packed(raw), raw, path), _BUFFER)
-      first = contents.peek(_LOOK)[:_LOOK]
-      _refuse_what_is_no_text(path, first, any_encoding)
+      first = contents.peek(LOOK)[:LOOK]
+      refuse_what_is_no_text(path, first, any_encoding)
       if first.startswith(codecs.BOM_UTF8):
         contents.read(len(codecs.BOM_UTF8))
       yield raw, contents
@@ -133,8 +133,8 @@ class _Bounded(io.RawIOBase):
     return size
 
 
-def _refuse_what_is_no_text(path: str, first: bytes, any_encoding: bool) -> None:
-  """Raises UserError where the first bytes of the contents say that they are no text, or none of UTF-8."""
+def refuse_what_is_no_text(path: str, first: bytes, any_encoding: bool = False) -> None:
+  """Raises UserError where the first LOOK bytes of contents say that they are no text, or none of UTF-8 in lines."""
   for place, signature, what, way_out in _NOT_TEXT:
     if first.startswith(signature, place):
       raise UserError(f'a corpus is text; {path} is {what}: {way_out}')

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import zipfile
@@ -38,6 +39,7 @@ _LONGEST_CELL = 1 << 20  # characters of a cell of CSV
 _CODE = r'([a-z]{2,3}(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)'
 _PAIR = re.compile(rf'(?<![^.-]){_CODE}-{_CODE}\Z')  # at the end of a name
 _FEW = 10  # rows, of which the two columns of a table are taken as text
+_WORDS_OF_A_NAME = range(1, 4)
 _LOOK = 200  # rows by which the columns with text are known
 _SEPARATOR = re.compile('sep=[,;]?')  # first cell of a line in which Excel says what the separator is
 # Numbers, dates, addresses, and identifiers.
@@ -89,6 +91,7 @@ class Texts:
       raise UserError(f'--source and --target must be two files; both are {source}')
     self._copies = [None if os.path.isfile(path) else _copy(path) for path in self.paths]
     self._files = [copy.name if copy else path for path, copy in zip(self.paths, self._copies, strict=True)]
+    self.note = ''  # once they are read: which first row was taken as a pair, and may have names of columns
     self._format = 'tsv' if tsv else _format(self._files[0], _ending(pairs_file).lower()) if pairs_file else ''
 
     if self._format == 'csv':
@@ -130,9 +133,37 @@ class Texts:
         pairs = _of_json_lines(contents, self._columns, self.sides, path)
       else:
         rows = _cells(contents, self._separator, path) if self._format == 'csv' else _columns_of(contents)
-        pairs = _of_table(rows, self._columns, self.sides, path)
+        pairs = self._of_table(rows)
       for batch in text.batches(pairs, raw, progress):
         yield tuple([_bytes(pair[side]) for pair in batch] for side in (0, 1))
+
+  def _of_table(self, rows: Iterator[list[str]]) -> _Pairs:
+    """Pairs of a table, whose first row may name its columns."""
+    columns, sides, path = self._columns, self.sides, self.paths[0]
+    first = [row for row in itertools.islice(rows, _LOOK) if not (row and _SEPARATOR.fullmatch(row[0]))]
+    if not first:
+      return
+    place = names = _places(first[0], columns, sides)
+    if columns and columns[0].isdecimal():
+      place = [int(column) - 1 for column in columns]
+      if names == place[::-1]:
+        raise UserError(
+          f'--columns={",".join(columns)} are {" and ".join(sides)}; the first row of {path} has {_some(first[0])}: '
+          'exchange the numbers, or the languages of --pair'
+        )
+    elif columns and names is None:
+      raise UserError(
+        f'--columns={",".join(columns)} must be names in the first row of {path}; it has {_some(first[0])}'
+      )
+    place = place or _text_columns(first, sides, path)
+    cells = [first[0][i].strip() for i in place if i < len(first[0])]
+    if self._format == 'csv' and names is None and all(len(cell.split()) in _WORDS_OF_A_NAME for cell in cells):
+      self.note = (
+        f'the first row of {path}, {_some(cells)}, was taken as a pair: if it has the names of the columns, give '
+        f'--columns={shlex.quote(",".join(cells))}'
+      )
+    for row in itertools.chain(first[names is not None :], rows):
+      yield tuple(row[i] if i < len(row) else None for i in place)
 
   def _found_separator(self) -> str:
     """The one separator by which the first row names the columns, or by which all rows have as many."""
@@ -278,26 +309,6 @@ def _cells(contents: IO[bytes], separator: str, path: str) -> Iterator[list[str]
     yield row
 
 
-def _of_table(rows: Iterator[list[str]], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:
-  """Pairs of a table, whose first row may name its columns."""
-  first = [row for row in itertools.islice(rows, _LOOK) if not (row and _SEPARATOR.fullmatch(row[0]))]
-  if not first:
-    return
-  place = names = _places(first[0], columns, sides)
-  if columns and columns[0].isdecimal():
-    place = [int(column) - 1 for column in columns]
-    if names == place[::-1]:
-      raise UserError(
-        f'--columns={",".join(columns)} are {" and ".join(sides)}; the first row of {path} has {_some(first[0])}: '
-        'exchange the numbers, or the languages of --pair'
-      )
-  elif columns and names is None:
-    raise UserError(f'--columns={",".join(columns)} must be names in the first row of {path}; it has {_some(first[0])}')
-  place = place or _text_columns(first, sides, path)
-  for row in itertools.chain(first[names is not None :], rows):
-    yield tuple(row[i] if i < len(row) else None for i in place)
-
-
 def _places(header: Sequence[str], columns: Sequence[str], sides: Sequence[str]) -> list[int] | None:
   """Places of source and target in a row that names its columns; None in one that does not."""
   names = [cell.strip(' "').lower() for cell in header]
@@ -438,8 +449,9 @@ def _of_zip(
       raise UserError(f'{name} in {shown} would unpack to {info.file_size:,} bytes: unpack it yourself if it is text')
     try:
       with archive.open(info) as contents:
-        if contents.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-          contents.seek(0)
+        first = contents.read(packed.LOOK)
+        packed.refuse_what_is_no_text(f'{name} in {shown}', first)
+        contents.seek(len(codecs.BOM_UTF8) * first.startswith(codecs.BOM_UTF8))
         while batch := [line.rstrip(b'\r\n') for line in itertools.islice(contents, _BATCH)]:
           yield batch
     except packed.DAMAGE as e:

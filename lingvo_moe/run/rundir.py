@@ -132,8 +132,8 @@ class RunDir:
       chosen = configuration.left_open(self.config_file, type(config))
       config = dataclasses.replace(config, **{name: getattr(old, name) for name in {*kept, *left_open.keys() & chosen}})
       left_open |= {name: value for name, value in chosen.items() if getattr(config, name) == getattr(old, name)}
-    config = config.without_auto()
-    if resumed and (changed := configuration.differences(old.without_auto(), config, may_change)):
+    config = fields.with_choices(config)
+    if resumed and (changed := configuration.differences(fields.with_choices(old), config, may_change)):
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
         f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
@@ -153,7 +153,7 @@ class RunDir:
       return relative_path
 
     left_open = {**fields.left_open(config), **(left_open or {})}
-    relocated = task_of(config.without_auto()).with_files(relative)
+    relocated = task_of(fields.with_choices(config)).with_files(relative)
     self._put(fingerprints)
     configuration.save(name, relocated, self.config_file, fingerprints, left_open)
 

@@ -225,6 +225,7 @@ class ModelConfig(BatchConfig):
     'None: dropless, no token is dropped in training, as none is at inference.',
     above=0,
     open=('auto',),
+    chosen_by='slots_factor',
     when=_of_gates('has_capacity'),
   )
   round_capacity_factor: float = changeable(
@@ -472,10 +473,6 @@ class ModelConfig(BatchConfig):
     if self.capacity_factor != 'auto':
       return self.capacity_factor
     return self.moe_gate.auto_capacity_factor(self.num_experts) if self.num_experts else 2.0
-
-  def without_auto(self) -> Self:
-    """The configuration with the number in the place of 'auto', as a run records it."""
-    return dataclasses.replace(self, capacity_factor=self.slots_factor)
 
   @property
   def has_dense_layers(self) -> bool:

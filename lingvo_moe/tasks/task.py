@@ -11,7 +11,7 @@ import functools
 import importlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -48,9 +48,6 @@ class TaskConfig(Protocol):
   keep_checkpoints: int
   keep_every: int
   patience: int
-
-  def without_auto(self) -> Self:
-    """The configuration with numbers in the place of 'auto'."""
 
   def program(self) -> Program:
     """The model and how it learns."""

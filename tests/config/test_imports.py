@@ -23,8 +23,8 @@ class {name}(cldr.Tiny):
 @pytest.fixture
 def write(tmp_path, monkeypatch):
   """Function that writes a file, and returns its path; what it imports and registers is forgotten after the test."""
-  registry.names()  # what the files import of the zoo stays registered
-  monkeypatch.setattr(registry, '_models', dict(registry._models))
+  zoo = {name: registry.get(name) for name in registry.names()}  # what the files import of it stays registered
+  monkeypatch.setattr(registry, '_models', zoo)  # without what other modules of tests register
   before = set(sys.modules)
 
   def write(text, name='harbour_of_a_test.py'):

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import subprocess
 import zipfile
 
@@ -44,6 +45,24 @@ def test_csv_is_read_with_its_quotes_and_by_the_names_of_its_first_row(tmp_path,
     rows.writerows([header] if header else [])
     rows.writerows((i, source, f'\n{target[:3]}\r\n{target[4:]}') for i, (source, target) in enumerate(PAIRS))
   assert read(tmp_path / 'a.csv', **more) == PAIRS
+
+
+@pytest.mark.parametrize(
+  ('first', 'more', 'note'),
+  [
+    ('Satz,English text', {}, r"'Satz', 'English text', was taken .*: .*, give --columns='Satz,English text'\Z"),
+    ('Satz,Translation', {'columns': (2, 1)}, r"'Translation', 'Satz', was .* give --columns=Translation,Satz\Z"),
+    ('Satz,Translation', {'columns': ('Satz', 'translation')}, None),
+    ('German,English', {}, None),
+    ('Der alte Hund schläft.,The dog sleeps.', {}, None),
+  ],
+)
+def test_a_first_row_of_words_that_may_name_columns_is_told(tmp_path, first, more, note):
+  (tmp_path / 'a.csv').write_text(f'{first}\nJa.,Yes.\nNein.,No.\n')
+  texts = Texts(pairs_file=str(tmp_path / 'a.csv'), **{'pair': 'de-en', **more})
+  pairs = pairs_of(texts)
+  assert len(pairs) == 2 + bool(note or 'Hund' in first)
+  assert re.search(note, texts.note) if note else not texts.note
 
 
 SEPARATED = st.text(st.sampled_from('ab Ä是,;\t"\''), min_size=1, max_size=8)
@@ -283,6 +302,8 @@ def test_a_moses_zip_of_opus_is_read_by_the_endings_of_its_files(tmp_path):
     ({'a.de': 'x'}, "two files of one name that end in .de and .en; .*x.zip has 'a.de'"),
     ({'a.de': 'x\n', 'a.en': 'x\nx\n'}, 'saw 1 in a.de and 2 in a.en: align them'),
     ({'a.de': 'x' * (9 << 20), 'a.en': 'x'}, 'a.de in .*x.zip would unpack to 9,437,184 bytes'),
+    ({'a.de': 'x\ry\r', 'a.en': 'x\ny\n'}, 'lines end with LF; a.de in .*x.zip has CR alone'),
+    ({'a.de': 'x\n', 'a.en': 'y\n'.encode('utf-16')}, 'a.en in .*x.zip is UTF-16'),
   ],
 )
 def test_a_zip_without_two_sides_is_answered(tmp_path, files, message):

@@ -113,7 +113,7 @@ def main(argv: Sequence[str], options: Options) -> None:
     preparation.write(texts, decisions.outcomes, folder, bar.update, rules)
   print(preparation.table(decisions, rules), flush=True)
   few = run_length.too_few(decisions.count(preparation.LineOutcome.TRAIN)) if rules.corpus == 'train' else ''
-  for warning in filter(None, (preparation.warning(decisions), few and f'warning: {few}')):
+  for warning in filter(None, (preparation.warning(decisions), few and f'warning: {few}', texts.note)):
     print(warning, file=sys.stderr)
   print(f'\nwritten to {folder}; next:\n')
   corpora = ''

@@ -73,7 +73,7 @@ def test_a_token_visits_no_more_experts_than_there_are():
 )
 def test_auto_capacity_has_a_slot_for_every_choice_of_a_token_and_at_least_two(values, factor):
   config = tiny_config.make(**{'num_experts': 16} | values)
-  assert config.slots_factor == config.without_auto().capacity_factor == factor
+  assert config.slots_factor == fields.with_choices(config).capacity_factor == factor
   assert not config.num_experts or config.moe().capacity_factor == factor
 
 
