@@ -19,6 +19,8 @@ import hypothesis
 import numpy as np
 import pytest
 
+pytest_plugins = ['processor_seconds']
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = 'PYTEST_XDIST_WORKER' in os.environ  # one of several processes that share the tests and the cores
 THREADS = 1 if WORKER else 2

@@ -6,6 +6,7 @@ import graphlib
 import pathlib
 import re
 
+import import_graph
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -50,13 +51,9 @@ DOORS = {
 FILES = sorted(p for p in PACKAGE.rglob('*.py') if p.name != '__init__.py')
 
 
-def imported(path, package='lingvo_moe'):
-  """What a file imports of a package, at its top or inside a function: modules, or names in modules."""
-  for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-    if isinstance(node, ast.ImportFrom) and f'{node.module}.'.startswith(f'{package}.'):
-      yield from (f'{node.module}.{alias.name}'.removeprefix(f'{package}.') for alias in node.names)
-    elif isinstance(node, ast.Import):
-      yield from (a.name.removeprefix(f'{package}.') for a in node.names if a.name.startswith(f'{package}.'))
+def imported(path):
+  """What a file imports of the package: modules, or names in modules, without the package's own."""
+  return [name.removeprefix('lingvo_moe.') for name in import_graph.imported(path, 'lingvo_moe')]
 
 
 def module_of(path):
@@ -72,12 +69,10 @@ def place(module, names):
 
 def circle(package):
   """Modules that import each other, one after the other and the first again; [] if there is no circle."""
-  files = {p.relative_to(package).with_suffix(''): p for p in package.rglob('*.py') if p.name != '__init__.py'}
-  files = {'.'.join(path.parts): p for path, p in files.items()}
-  file_of = lambda name: name if name in files else name.rpartition('.')[0]
-  graph = {name: {file_of(n) for n in imported(p, package.name)} & files.keys() for name, p in files.items()}
+  files = [p for p in package.rglob('*.py') if p.name != '__init__.py']
+  modules = {'.'.join(p.relative_to(package.parent).with_suffix('').parts): p for p in files}
   try:
-    graphlib.TopologicalSorter(graph).prepare()
+    graphlib.TopologicalSorter(import_graph.graph(modules)).prepare()
   except graphlib.CycleError as e:
     return e.args[1]
   return []

@@ -88,7 +88,7 @@ def test_classes_of_the_same_name_elsewhere_make_no_binding_ambiguous():
     ('Tiny.residual_dropout = 1.0', f'^{TINY}: residual_dropout must be at least 0 and below 1; saw 1.0$'),
     ('Tiny.learning_rate = 0.0', f'^{TINY}: learning_rate must be above 0; saw 0.0$'),
     ('Tiny.temperature = 0', f'^{TINY}: temperature must be above 0; saw 0.0: 1 keeps the natural shares'),
-    ("Tiny.optimizer = 'sgd'", f"^{TINY}: optimizer must be one of adafactor, adam, adamw; saw 'sgd'$"),
+    ("Tiny.optimizer = 'sgd'", f"^{TINY}: optimizer must be one of .*adam, .*; saw 'sgd'$"),
     ("Tiny.activation_dtype = 'float16'", "activation_dtype must be one of float32, bfloat16; saw 'float16'$"),
     ('ff_dim = 3', '^ff_dim binds no value of the model: write Tiny.ff_dim = 3$'),
     ('train/Tiny.ff_dim = 3', '^train/Tiny.ff_dim binds no value of the model: write Tiny.ff_dim = 3$'),

@@ -58,7 +58,7 @@ def test_a_value_is_read_as_its_field_has_it(setting, value):
     ('ff_dim=64.0', f'^{TINY}: ff_dim must be an integer; saw 64.0$'),
     ('ff_dim=0', f'^{TINY}: ff_dim must be at least 1; saw 0$'),
     ('pairs=3', f'^{TINY}: pairs must be a string; saw 3$'),
-    ('optimizer=adm', f"^{TINY}: optimizer must be one of adafactor, adam, adamw; saw 'adm'$"),
+    ('optimizer=adm', f"^{TINY}: optimizer must be one of .*adam, .*; saw 'adm'$"),
     ('boundaries=32,64', f"^{TINY}: boundaries must be of type tuple.*; saw '32,64'"),
     (
       "pairs='de-en",

@@ -1,7 +1,5 @@
 """Experts that are left out: which, and that tokens which did not choose them do not notice."""
 
-import types
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -59,12 +57,3 @@ def test_tokens_whose_experts_are_kept_get_the_same_outputs(gate, expert):
     name: spec.shape
     for name, spec in weights_lib.flatten({'encoder': {'layer_01': {'moe': layer(4).weights()}}}).items()
   }
-
-
-def test_every_gate_says_how_few_experts_it_can_choose_among():
-  gate = lambda name: table.make(name, types.SimpleNamespace(groups_of_experts=4))
-  least = {name: gate(name).least_experts for name in table.GATES}
-  assert least == {
-    'top2': 2, 'top_k': 2, 'top_k_unnormalised': 2, 'switch': 2, 'noisy_top_k': 3,
-    'hierarchical': None, 'expert_choice': None, 'soft': None, 'by_target': 2, 'by_pair': 2,
-  }  # fmt: skip

@@ -14,6 +14,7 @@ from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates import gate as gating
 from lingvo_moe.layers.gates import table
+from lingvo_moe.layers.gates.by_task import ByPair, ByTarget
 from lingvo_moe.layers.gates.expert_choice import ExpertChoice
 from lingvo_moe.layers.gates.hierarchical import Hierarchical
 from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
@@ -27,29 +28,35 @@ from lingvo_moe.tasks.mt.mt_task import TranslationTask
 OPTIONS = types.SimpleNamespace(
   choices=3, second_choice='always', gate_init_scale=0.1, capacity_factor=1.5, groups_of_experts=4, dispatch='gather'
 )
+LINEAR = dict(gate_init_scale=0.1, groups_of_experts=4)
+
+# A gate made of the options; experts that a token visits of 8; whether the number of choices is free; and of how few
+# experts it can choose, where experts may be left out. The one list of all gates that a test has.
+GATES = {
+  'top2': (Top2('always', gate_init_scale=0.1), 2, False, 2),
+  'top_k': (TopK(3, **LINEAR), 3, True, 3),
+  'top_k_unnormalised': (TopKUnnormalised(3, **LINEAR), 3, True, 3),
+  'switch': (Switch(**LINEAR), 1, False, 2),
+  'noisy_top_k': (NoisyTopK(3), 3, True, 4),
+  'hierarchical': (Hierarchical(4, 3, 'gather'), 9, True, None),
+  'expert_choice': (ExpertChoice(1.5, gate_init_scale=0.1), 1.5, False, None),
+  'soft': (SoftMixture(gate_init_scale=0.1), 8, False, None),
+  'by_target': (ByTarget(3, **LINEAR), 3, True, 3),
+  'by_pair': (ByPair(3, **LINEAR), 3, True, 3),
+}
 
 
-@pytest.mark.parametrize(
-  ('name', 'gate', 'experts_per_token'),
-  [
-    ('top2', Top2('always', gate_init_scale=0.1), 2),
-    ('top_k', TopK(3, gate_init_scale=0.1, groups_of_experts=4), 3),
-    ('top_k_unnormalised', TopKUnnormalised(3, gate_init_scale=0.1, groups_of_experts=4), 3),
-    ('switch', Switch(gate_init_scale=0.1, groups_of_experts=4), 1),
-    ('noisy_top_k', NoisyTopK(3), 3),
-    ('hierarchical', Hierarchical(4, 3, 'gather'), 9),
-    ('expert_choice', ExpertChoice(1.5, gate_init_scale=0.1), 1.5),
-    ('soft', SoftMixture(gate_init_scale=0.1), 8),
-  ],
-)
-def test_a_gate_takes_of_the_options_what_it_needs(name, gate, experts_per_token):
+@pytest.mark.parametrize('name', table.GATES)
+def test_a_gate_takes_of_the_options_what_it_needs(name):
+  gate, experts_per_token, has_choices, least_experts = GATES[name]
   assert table.make(name, OPTIONS) == gate
   assert gate.experts_per_token(num_experts=8) == experts_per_token
+  assert (name in table.ThatHave('choices')) == has_choices
+  assert gate.least_experts == least_experts
 
 
-def test_the_number_of_choices_is_taken_where_it_is_free():
-  free = ['top_k', 'top_k_unnormalised', 'noisy_top_k', 'hierarchical', 'by_target', 'by_pair']
-  assert [*table.ThatHave('choices')] == free
+def test_names_of_gates_that_have_a_field_are_in_the_order_of_the_table():
+  assert [*table.ThatHave('choices')] == [name for name in table.GATES if GATES[name][2]]
 
 
 def test_a_token_visits_no_more_experts_than_there_are():

@@ -1,0 +1,94 @@
+"""The report of processor seconds, and the limit of a fast test, held against tests that are written here."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import processor_seconds
+import pytest
+from processor_seconds import Row
+
+HERE = pathlib.Path(__file__).parent
+TESTS = """
+import subprocess, sys, time
+import pytest
+
+BUSY = 'import time\\nwhile time.process_time() < 0.3: pass'
+
+@pytest.fixture(scope='session')
+def shared():
+  exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
+
+@pytest.fixture(scope='module')
+def own():
+  exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
+
+def test_in_this_process(own): pass
+def test_in_another(): subprocess.run([sys.executable, '-c', BUSY], check=True)
+def test_of_what_all_share(shared): pass
+def test_that_sleeps(): time.sleep(0.5)
+@pytest.mark.slow
+def test_slow(own): pass
+@pytest.mark.long('for a reason')
+def test_long(): pass
+"""
+
+
+def run(folder, text, *more):
+  """(what pytest printed, rows) of a file of tests."""
+  (folder / 'test_written_here.py').write_text(text)
+  path = folder / 'seconds'
+  env = os.environ | {'TEST_SECONDS': str(path), 'PYTHONPATH': str(HERE)}
+  command = [sys.executable, '-m', 'pytest', '-p', 'processor_seconds', '-p', 'no:cacheprovider', *more]
+  done = subprocess.run([*command, 'test_written_here.py'], cwd=folder, env=env, capture_output=True, text=True)
+  rows = processor_seconds.read(path) if path.exists() else []
+  return done.stdout + done.stderr, {row.test.rpartition('::')[2]: row for row in rows}
+
+
+def test_a_test_is_charged_with_its_fixtures_and_processes_and_not_with_those_of_all(tmp_path):
+  _, rows = run(tmp_path, TESTS)
+  seconds = {name: row.seconds for name, row in rows.items()}
+  assert min(seconds['test_in_this_process'], seconds['the fixture shared']) >= 0.45
+  assert seconds['test_in_another'] >= 0.25
+  assert max(seconds['test_of_what_all_share'], seconds['test_that_sleeps'], seconds['test_slow']) < 0.25
+  assert seconds[processor_seconds.COLLECTING] > 0 and len(rows) == 8
+  assert {name for name, row in rows.items() if row.is_fast} == {
+    name for name in rows if name.startswith('test_') and name not in ('test_slow', 'test_long')
+  }
+
+
+def test_a_long_test_without_a_reason_is_refused(tmp_path):
+  said, _ = run(tmp_path, 'import pytest\n@pytest.mark.long\ndef test_x(): pass\n')
+  assert "test_x: the mark long must have its reason, as @pytest.mark.long('why')" in said
+
+
+ROWS = [Row('a.py::test_x', 11.0, True), Row('a.py::test_y', 0.5, True), Row('b.py::test_z', 12.0), Row('c.py::t', 1.0)]
+
+
+def test_the_report_has_the_files_that_took_most_first():
+  assert processor_seconds.report(ROWS, 2).splitlines() == [
+    '4 tests took 24 processor seconds; what took most:',
+    '    12.0 s  b.py: 12.0 of them test_z',
+    '    11.5 s  a.py: 11.0 of them test_x',
+  ]
+  assert processor_seconds.too_long(ROWS) == ROWS[:1]
+
+
+@pytest.mark.parametrize('alone, status', [(11.0, 1), (9.0, 0)])
+def test_a_fast_test_above_the_limit_is_refused_if_it_takes_as_much_alone(monkeypatch, tmp_path, capsys, alone, status):
+  monkeypatch.setattr(processor_seconds, 'read', lambda path: ROWS)
+  monkeypatch.setattr(processor_seconds, 'alone', lambda test: Row(test, alone, True))
+  assert processor_seconds.main('') == status
+  assert ('a.py::test_x took 11.0 alone' in capsys.readouterr().out) == bool(status)
+
+
+def test_a_test_is_run_again_alone(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('PYTEST_ADDOPTS', '-p processor_seconds')
+  monkeypatch.setenv('PYTHONPATH', str(HERE))
+  (tmp_path / 'test_written_here.py').write_text(TESTS)
+  row = processor_seconds.alone('test_written_here.py::test_in_another')
+  assert row.is_fast and 0.25 <= row.seconds < 5
+  with pytest.raises(SystemExit, match='test_gone fails alone:'):
+    processor_seconds.alone('test_written_here.py::test_gone')
