@@ -114,7 +114,7 @@ def test_a_circle_is_found_wherever_the_import_stands(tmp_path, line):
   (package / 'folder' / 'c.py').write_text('')
   assert circle(package) == []
   (package / 'folder' / 'c.py').write_text('def g():\n  from toy import a\n')
-  assert sorted(set(circle(package))) == ['a', 'b', 'folder.c']
+  assert sorted(set(circle(package))) == ['toy.a', 'toy.b', 'toy.folder.c']
 
 
 JOBS = set('trainer decoder translate serve run runtime addons.serving cli.app cli.checkpoint_flags'.split())
