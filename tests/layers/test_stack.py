@@ -25,7 +25,7 @@ ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
 ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
 DECODER = dataclasses.replace(ENCODER, cross_attention=True)
-DEEP = dataclasses.replace(DECODER, num_layers=6, residual_dropout=0.1)
+DEEP = dataclasses.replace(DECODER, num_layers=4, residual_dropout=0.1)
 
 
 def some_input(rows, length, seed=0):
@@ -140,7 +140,7 @@ def assert_same(got, expected, tolerance=2e-5):
 
 
 @pytest.mark.parametrize(
-  'every, training, shapes', [(2, True, 'static'), (2, False, 'eager'), (3, True, 'eager'), (1, True, 'eager')]
+  'every, training, shapes', [(1, True, 'static'), (2, False, 'eager'), (3, True, 'eager')]
 )
 def test_a_scanned_stack_equals_the_unrolled_one(every, training, shapes):
   unrolled = dataclasses.replace(DEEP, moe_every=every, num_layers=2 * every)
@@ -198,16 +198,16 @@ def test_a_value_that_is_kept_replaces_the_one_that_is_computed_again():
 
 
 @pytest.mark.parametrize(
-  'kind, layers, looped',
+  'kind, every, looped',  # all pairs but one, which is slow; scanned, a block of one layer
   [
-    (Stack, 2, False),
     (Stack, 2, True),
-    (ScannedStack, 4, False),
-    pytest.param(ScannedStack, 4, True, marks=pytest.mark.compiled),
+    (ScannedStack, 1, False),
+    pytest.param(Stack, 2, False, marks=pytest.mark.slow),
+    pytest.param(ScannedStack, 2, True, marks=pytest.mark.slow),
   ],
 )
-def test_experts_on_rows_of_their_own_change_no_number(kind, layers, looped, monkeypatch):
-  unrolled = dataclasses.replace(DEEP, num_layers=layers)
+def test_experts_on_rows_of_their_own_change_no_number(kind, every, looped, monkeypatch):
+  unrolled = dataclasses.replace(DEEP, moe_every=every, num_layers=2)
   theta, key = theta_of(unrolled), prng.key(3)
   expected = unrolled_output_and_gradients(unrolled)
   if looped:
@@ -298,7 +298,7 @@ def test_a_hypothesis_that_is_not_live_is_sent_to_no_expert_and_changes_no_other
   assert np.abs(everyone - nobody).max() > 0.01
 
 
-@pytest.mark.parametrize('every', [1, 2, 3])
+@pytest.mark.parametrize('every', [1, 2])
 def test_a_scanned_cache_keeps_the_positions_that_an_unrolled_one_keeps(every):
   unrolled = dataclasses.replace(DEEP, moe_every=every)
   scanned = ScannedStack(**vars(unrolled))
@@ -318,7 +318,7 @@ def test_a_scanned_cache_keeps_the_positions_that_an_unrolled_one_keeps(every):
 
 def test_the_program_of_a_scanned_decoder_does_not_grow_with_depth():
   def operations(depth):
-    stack = ScannedStack(**{**vars(DEEP), 'num_layers': depth})
+    stack = ScannedStack(**{**vars(DEEP), 'moe_every': 1, 'num_layers': depth})
     specs = {name: tf.TensorSpec(s.shape) for name, s in weights.flatten(stack.weights()).items()}
 
     def run(flat):
@@ -329,12 +329,12 @@ def test_the_program_of_a_scanned_decoder_does_not_grow_with_depth():
     graph = tf.function(run, autograph=False).get_concrete_function(specs).graph.as_graph_def()
     return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
 
-  assert operations(12) == operations(4)
+  assert operations(6) == operations(2)
 
 
 def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
   def operations(depth):
-    stack = ScannedStack(**{**vars(DEEP), 'num_layers': depth})
+    stack = ScannedStack(**{**vars(DEEP), 'moe_every': 1, 'num_layers': depth})
     specs = {name: tf.TensorSpec(s.shape) for name, s in weights.flatten(stack.weights()).items()}
     segments = tf.ones([2, 5], tf.int32)
 
@@ -347,7 +347,7 @@ def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
     graph = tf.function(run, autograph=False).get_concrete_function(specs).graph.as_graph_def()
     return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
 
-  assert operations(12) < 1.05 * operations(4)  # auxiliary outputs of the gates are sliced by layer, a few slices each
+  assert operations(6) < 1.05 * operations(2)  # auxiliary outputs of the gates are sliced by layer, a few slices each
 
 
 def test_scanned_layers_begin_with_the_values_of_unrolled_ones():

@@ -125,7 +125,8 @@ def batch():
   return batch
 
 
-ALWAYS = [{}, {'moe': None}, {'kind': ScannedStack}]
+SCANNED = {'kind': ScannedStack, 'moe_every': 1}  # blocks of one layer
+ALWAYS = [{}, {'moe': None}, SCANNED]
 IN_TRAINING = [{'remat': 'block'}, {'remat': 'attention'}]  # no effect at inference
 
 
@@ -173,7 +174,7 @@ def gradients_and_metrics(task, count):
   return found, {name: evaluated[name] for name in ('xent', 'target_tokens')}, len(calls)
 
 
-@pytest.mark.parametrize('values', [{}, {'moe': None}, {'kind': ScannedStack}, {'remat': 'block'}], ids=str)
+@pytest.mark.parametrize('values', [{}, {'moe': None}, SCANNED, {'remat': 'block'}], ids=str)
 def test_parts_of_whole_groups_have_the_gradients_and_metrics_of_the_batch(values):
   task = dataclasses.replace(model(**values), report_decisions=True)
   *got, parts = gradients_and_metrics(task, 2)
