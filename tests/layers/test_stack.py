@@ -139,9 +139,7 @@ def assert_same(got, expected, tolerance=2e-5):
     np.testing.assert_allclose(grads[name], value, atol=tolerance * largest, err_msg=name)
 
 
-@pytest.mark.parametrize(
-  'every, training, shapes', [(1, True, 'static'), (2, False, 'eager'), (3, True, 'eager')]
-)
+@pytest.mark.parametrize('every, training, shapes', [(1, True, 'static'), (2, False, 'eager'), (3, True, 'eager')])
 def test_a_scanned_stack_equals_the_unrolled_one(every, training, shapes):
   unrolled = dataclasses.replace(DEEP, moe_every=every, num_layers=2 * every)
   scanned = ScannedStack(**vars(unrolled))

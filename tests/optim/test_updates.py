@@ -24,12 +24,15 @@ KINDS = {
 SPECS = {f'{kind}{i}': spec for kind, spec in KINDS.items() for i in range(4)}
 
 
-@pytest.mark.parametrize('clip_norm', [0.0, 0.5])
-@pytest.mark.parametrize(
-  'optimizer',
-  [Adafactor(), Adafactor(beta2_cap=1.0, clip=0.3, epsilon2=0.5), WithMovingAverage(Adafactor(), 0.9), Adam()],
-  ids=['adafactor', 'clipped', 'averaged', 'adam'],
-)
+OPTIMIZERS = {
+  'adafactor': (Adafactor(), 0.5),  # with the norm to which gradients are clipped, or 0
+  'clipped': (Adafactor(beta2_cap=1.0, clip=0.3, epsilon2=0.5), 0.0),
+  'averaged': (WithMovingAverage(Adafactor(), 0.9), 0.0),
+  'adam': (Adam(), 0.5),
+}
+
+
+@pytest.mark.parametrize('optimizer, clip_norm', OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_weights_of_one_shape_are_updated_at_once_as_each_by_itself(optimizer, clip_norm):
   rng = np.random.default_rng(0)
   draw = lambda name, scale: tf.cast(scale * rng.normal(size=SPECS[name].shape), SPECS[name].dtype)

@@ -135,7 +135,7 @@ def test_steps_are_the_last_or_those_given_and_a_missing_one_is_told(run):
     averaging.choose_steps(run, steps=[1, 1])
 
 
-@pytest.mark.parametrize('optimizer', ['adam', 'adafactor'])
+@pytest.mark.parametrize('optimizer', ['adafactor', pytest.param('adam', marks=pytest.mark.slow)])
 def test_the_moving_average_is_that_of_the_weights_of_all_steps_also_after_an_interruption(tmp_path, optimizer):
   config = tiny_config.make(optimizer=optimizer, freeze='source_embedding', average_decay=0.5)
   run = RunDir(str(tmp_path / 'run'))
