@@ -71,9 +71,17 @@ def assert_same(got, expected):
     np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.max(np.abs(b))))
 
 
-@pytest.mark.parametrize('way', ['einsum', 'gather', 'grouped'])
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
+WAYS = ('einsum', 'gather', 'grouped')
+# All in training; at inference each kind of input in one way, each way for two kinds or more.
+CASES = [
+  pytest.param(kind, way, training, marks=[] if training or i % 3 == j else pytest.mark.slow)
+  for i, kind in enumerate(KINDS)
+  for j, way in enumerate(WAYS)
+  for training in (True, False)
+]
+
+
+@pytest.mark.parametrize('kind, way, training', CASES)
 def test_rounds_and_blocks_equal_a_layer_with_room_for_all(kind, way, training, monkeypatch):
   monkeypatch.setattr(xla, 'BLOCK', 5)
   key = prng.key(0) if training else None
