@@ -57,7 +57,9 @@ def test_the_loss_multiplies_shares_and_gates_of_all_tokens(gate):
 
 @pytest.mark.parametrize(('micro_batches', 'scan_layers'), [(4, False), (2, True)])
 def test_micro_batches_give_the_numbers_of_the_whole_batch(micro_batches, scan_layers):
-  config = tiny(scan_layers=scan_layers, decoder_layers=1 + scan_layers)
+  config = tiny(
+    scan_layers=scan_layers, decoder_layers=1 + scan_layers, experts_in='decoder' if scan_layers else 'both'
+  )
   batch = random_batch(config, 1)
   want, of_whole = step(config, batch)
   got, of_parts = step(dataclasses.replace(config, micro_batches=micro_batches), batch)
@@ -91,7 +93,7 @@ def test_a_language_model_counts_choices_of_all_micro_batches():
 
 
 def test_a_runtime_that_computes_parts_side_by_side_takes_the_batch_whole():
-  config = tiny(micro_batches=2)
+  config = tiny(micro_batches=2, experts_in='decoder')
   batch = random_batch(config, 3)
   want, _ = step(config, batch)
   runtime = LocalRuntime(config.program())
