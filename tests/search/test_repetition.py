@@ -31,7 +31,7 @@ def limited(repetition, scores, history):
 
 
 def compiled(*arrays, repetition):
-  return tf.function(lambda *x: repetition.scores(TENSORS, *x)[1], jit_compile=True)(*arrays)
+  return tf.function(lambda *x: repetition.scores(TENSORS, *x)[1], jit_compile=True, autograph=False)(*arrays)
 
 
 @pytest.mark.parametrize('library', ['numpy', 'tensorflow', 'xla'])
@@ -84,7 +84,7 @@ def in_tensorflow(width, repetition, constraints=None, jit_compile=False):
       repetition=repetition,
     )
 
-  found = tf.function(search, jit_compile=jit_compile)()
+  found = tf.function(search, jit_compile=jit_compile, autograph=False)()
   return read(found.log_probs_BW.numpy(), found.ids_BWT.numpy(), found.lengths_BW.numpy())
 
 
