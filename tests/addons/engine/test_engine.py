@@ -505,7 +505,9 @@ def test_activations_are_float32_whatever_the_model_says():
   is_of_experts = lambda name: program.weight_specs[name].dims.startswith('E')
   theta = program.theta({n: w[:1] if is_of_experts(n) else w for n, w in program.init()['weights'].items()})
   with backend.use(litert.without_experts([])):
-    memory = tf.function(encoder.function, autograph=False).get_concrete_function(theta, encoder.inputs).structured_outputs
+    memory = (
+      tf.function(encoder.function, autograph=False).get_concrete_function(theta, encoder.inputs).structured_outputs
+    )
   assert {x.dtype for x in memory.values()} == {tf.float32}
 
 
