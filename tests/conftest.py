@@ -8,7 +8,7 @@ import os
 import pathlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # virtual ones, for meshes; read when JAX is first used
@@ -118,12 +118,31 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory):
   shared = tmp_path_factory.getbasetemp()
   folder = (shared.parent if WORKER else shared) / 'toy_run'  # one for all workers
   folder.mkdir(exist_ok=True)
-  with open(folder / 'made', 'a+') as made:
+  _make_once(folder / 'made', lambda: toy.make(folder))
+  return toy.run_of(folder)
+
+
+@pytest.fixture(scope='session')
+def toy_export(toy_run):
+  """Function of 'int8' or 'float32': the folder of toy_run's export for the engine; treat it as read-only."""
+  from lingvo_moe.cli.commands import export
+
+  def exported(weights: str) -> pathlib.Path:
+    out = pathlib.Path(toy_run.path).parents[1] / weights
+    options = export.Options(toy_run.path, out=str(out), format='litert', weights=weights)
+    _make_once(pathlib.Path(f'{out}.made'), lambda: export.export(options))
+    return out
+
+  return exported
+
+
+def _make_once(note: pathlib.Path, make: Callable[[], object]) -> None:
+  """Calls make() unless a process of these tests has, which the file `note` says; waits for one that does."""
+  with open(note, 'a+') as made:
     fcntl.flock(made, fcntl.LOCK_EX)
     if not os.fstat(made.fileno()).st_size:  # as it is now, not as it was before the lock was free
-      toy.make(folder)
+      make()
       made.write('yes')
-  return toy.run_of(folder)
 
 
 def _resident_bytes() -> int:

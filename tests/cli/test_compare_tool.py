@@ -251,15 +251,6 @@ def test_a_step_that_was_not_decoded_is_told_with_those_that_were(runs):
   assert done.returncode == 1 and 'no translations of test by step 7; decoded there: 100' in done.stderr
 
 
-@pytest.mark.parametrize('name', ['compare', 'average'])
-def test_help_is_quick_since_it_imports_next_to_nothing(name):
-  command = [sys.executable, '-X', 'importtime', '-m', 'lingvo_moe.cli.commands.main', name, '--help']
-  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-  assert done.stdout.lstrip().startswith(f'lingvo-moe {name} ')
-  imported = {line.rpartition('|')[2].strip().split('.')[0] for line in done.stderr.splitlines()}
-  assert 'absl' in imported and not imported & {'tensorflow', 'numpy', 'sacrebleu'}
-
-
 SHARE_OF_WORDS = 'awk -F\'\\t\' \'{ print split($2, a, " ") / split($3, b, " ") }\''
 
 

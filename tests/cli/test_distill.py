@@ -11,8 +11,8 @@ import reversed_corpus
 import untrained_run
 from text_lines import write
 
+import lingvo_moe
 from lingvo_moe import translate
-from lingvo_moe.cli.commands import export
 
 TRAIN = 'corpus/de-en/train.de'
 
@@ -34,14 +34,14 @@ def printed(teacher, lines, **options):
 
 
 @pytest.fixture(scope='module')
-def teachers(toy_run, tmp_path_factory):
+def teachers(toy_run, toy_export, tmp_path_factory):
   """A folder with the run's corpus, and a line that is too long; the run; and an export of it."""
   folder = tmp_path_factory.mktemp('teachers')
   shutil.copytree(toy_run.load()[1].data_dir, folder / 'corpus')
   write(folder / TRAIN, [*lines_of(folder / TRAIN)[:40], 'Ein Hund {{name}} läuft.', '', 'Hund ' * 60])
   write(folder / 'corpus/de-en/train.en', ['A reference.'] * 43)
   os.symlink(toy_run.path, folder / 'run')
-  export.export(export.Options(toy_run.path, out=str(folder / 'int8'), format='litert', weights='int8'))
+  os.symlink(toy_export('int8'), folder / 'int8')
   return folder
 
 
@@ -83,7 +83,8 @@ def test_each_pair_is_translated_into_its_own_language(tmp_path):
   done = distill(tmp_path, 'log', 'out')
   assert done.returncode == 0, done.stderr
   sources = lines_of(tmp_path / 'corpus/en-xx/train.en')
-  texts = {target: printed(run.path, sources, target=target) for target in ('xx', 'yy')}
+  model = lingvo_moe.load(run.path)
+  texts = {target: model.translate(sources, target) for target in ('xx', 'yy')}
   assert texts['xx'] != texts['yy']
   for target, of_target in texts.items():
     written = lines_of(tmp_path / f'out/en-{target}/train.{target}')

@@ -230,6 +230,7 @@ def test_nothing_foreign_is_ever_replaced(tmp_path):
 
 @pytest.mark.parametrize('beside', [False, True])
 def test_a_corpus_killed_at_any_point_is_made_again_and_never_taken_for_another(tmp_path, monkeypatch, beside):
+  monkeypatch.setattr(cldr_corpus, 'SPLITS', ('train',))
   monkeypatch.setattr(cldr_corpus, 'make_phrases', lambda seed, max_pairs: seed)
   monkeypatch.setattr(
     cldr_corpus, 'translate', lambda code, seed, size: {s: [(f'{code} {seed}', 'hi')] for s in cldr_corpus.SPLITS}

@@ -364,7 +364,7 @@ def test_a_beam_of_one_scores_no_less_than_greedy_search():
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_eager_graph_and_xla_agree(jit_compile):
   toy = Toy(5, eos_bias=1.0)
-  search = tf.function(lambda: toy.search([12, 5, 9], 4, 0.8), jit_compile=jit_compile)
+  search = tf.function(lambda: toy.search([12, 5, 9], 4, 0.8), jit_compile=jit_compile, autograph=False)
   compiled, eager = search(), toy.search([12, 5, 9], 4, 0.8)
   assert_same(compiled, eager)
   assert compiled.steps == eager.steps
@@ -375,7 +375,7 @@ def test_batch_and_steps_may_be_unknown_while_tracing(keep, monkeypatch):
   monkeypatch.setattr(flat_sequence, 'ROOM', 2)
   toy = Toy(6, eos_bias=1.0)
 
-  @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)])
+  @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)], autograph=False)
   def search(max_lengths_B, max_steps):
     batch_size = tf.shape(max_lengths_B)[0]
     readout_BMV = tf.constant(toy.readout_BMV, tf.float32)[:batch_size]
@@ -409,7 +409,7 @@ def test_nonsense_from_rows_without_a_hypothesis_is_not_used(jit_compile):
     not_first_W1 = (tf.range(3) > 0)[:, tf.newaxis]
     return tf.where(empty_B11 | (now.time == 0) & not_first_W1, np.nan, logits_BWV), cache
 
-  search = tf.function(lambda: toy.search([6, 0, 6], 3, 0.6, step_fn=step), jit_compile=jit_compile)
+  search = tf.function(lambda: toy.search([6, 0, 6], 3, 0.6, step_fn=step), jit_compile=jit_compile, autograph=False)
   found, expected = search(), toy.search([6, 0, 6], 3, 0.6)
   assert_same(found, expected)
   assert found.steps == expected.steps

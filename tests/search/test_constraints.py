@@ -120,7 +120,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(search, case):
 @ENGINES
 def test_terms_come_in_a_narrow_beam_and_change_no_other_row(search):
   none, one, two = ((), set(), []), ((), set(), [(6, 3)]), ((), set(), [(6,), (3, 4)])
-  for width in (1, 2, 4):
+  for width in (1, 4):
     found = search([none, one, none, two], width, 1)
     assert found[0] == found[2] == search([none], width, 1)[0]
     assert has(found[1][0][1], (6, 3)) and has(found[3][0][1], (6,)) and has(found[3][0][1], (3, 4))

@@ -30,15 +30,13 @@ def limited(repetition, scores, history):
   return scores
 
 
-def compiled(*arrays, repetition):
-  return tf.function(lambda *x: repetition.scores(TENSORS, *x)[1], jit_compile=True)(*arrays)
-
-
 @pytest.mark.parametrize('library', ['numpy', 'tensorflow', 'xla'])
 @pytest.mark.parametrize('repetition', [*LIMITS, Repetition(2.0, 4)])
 def test_scores_are_those_of_plain_loops(repetition, library):
-  rng, limit = np.random.default_rng(0), {'xla': compiled}.get(library)
-  changed = 0
+  rng, changed = np.random.default_rng(0), 0
+  limit = lambda *arrays: repetition.scores(TENSORS, *arrays)[1]
+  if library == 'xla':
+    limit = tf.function(limit, jit_compile=True, autograph=False)
   for time, length in itertools.product((0, 1, 2, 6), (1, 4)):
     before_BP = rng.integers(EOS, SYMBOLS, [2, length]).astype(np.int32)
     before_BP[0, : length // 2] = PAD
@@ -49,8 +47,7 @@ def test_scores_are_those_of_plain_loops(repetition, library):
     if library == 'numpy':
       found = repetition.scores(ARRAYS, *arrays, time)[1]
     else:
-      arrays = *map(tf.constant, arrays), tf.constant(time)
-      found = limit(*arrays, repetition=repetition) if limit else repetition.scores(TENSORS, *arrays)[1]
+      found = limit(*map(tf.constant, arrays), tf.constant(time))
     for row, w in itertools.product(range(2), range(3)):
       history = [*before_BP[row, (length // 2) * (row == 0) :], *ids_BWT[row, w, :time]]
       expected = limited(repetition, scores_BWV[row, w], history)
@@ -84,7 +81,7 @@ def in_tensorflow(width, repetition, constraints=None, jit_compile=False):
       repetition=repetition,
     )
 
-  found = tf.function(search, jit_compile=jit_compile)()
+  found = tf.function(search, jit_compile=True, autograph=False)() if jit_compile else search()
   return read(found.log_probs_BW.numpy(), found.ids_BWT.numpy(), found.lengths_BW.numpy())
 
 
@@ -111,11 +108,16 @@ def in_xla(*arguments):
   return in_tensorflow(*arguments, jit_compile=True)
 
 
-ENGINES = pytest.mark.parametrize('search', [in_tensorflow, in_xla, in_numpy])
+def with_limits(limits):
+  """Searches with limits; programs that XLA compiles, but that of the last limit, are slow."""
+  slow = lambda search, i: [pytest.mark.slow] if search is in_xla and i != len(LIMITS) - 1 else []
+  cases = itertools.product((in_tensorflow, in_xla, in_numpy), enumerate(limits))
+  return pytest.mark.parametrize(
+    ('search', 'repetition'), [pytest.param(search, limit, marks=slow(search, i)) for search, (i, limit) in cases]
+  )
 
 
-@ENGINES
-@pytest.mark.parametrize('repetition', [*LIMITS, None])
+@with_limits([*LIMITS, None])
 def test_a_wide_beam_finds_what_exhaustive_search_finds(search, repetition):
   def log_prob(ids):
     total = 0.0
@@ -131,8 +133,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(search, repetition):
   assert [p for p, _ in found] == pytest.approx([p for p, _ in expected], abs=1e-5)
 
 
-@ENGINES
-@pytest.mark.parametrize('repetition', LIMITS)
+@with_limits(LIMITS)
 def test_a_beam_of_one_takes_the_largest_logits(search, repetition, monkeypatch):
   monkeypatch.setitem(globals(), 'LOGITS', np.where(np.arange(SYMBOLS) == EOS, np.float32(-9), LOGITS))
   history = [BOS]
@@ -156,7 +157,7 @@ def test_a_beam_of_one_takes_the_largest_logits(search, repetition, monkeypatch)
   assert drawn.ids_BWT.numpy()[0, 0, : len(history) - 1].tolist() == history[1:]
 
 
-@ENGINES
+@pytest.mark.parametrize('search', [in_tensorflow, in_xla, in_numpy])
 def test_a_prefix_and_terms_come_though_they_repeat(search):
   prefix, every = [3, 3, 3], np.tile(np.arange(SYMBOLS), [SYMBOLS, 1])
   table = np.full([3 + SYMBOLS, SYMBOLS], -1, np.int32)

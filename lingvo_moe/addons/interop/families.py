@@ -8,7 +8,7 @@ whether transformers 5 or later wrote it, 'is_of_5'.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -71,7 +71,7 @@ def convert(folder: HubFolder, tensors: Collection[str] | None = None) -> Import
   keys.check_tokenizer(folder.file('tokenizer_config.json'), vocabulary.settings(folder))
   try:
     if tensors is None:
-      _check_tensors(folder, [entry.named(names) for entry in family.entries(config)], config['vocab_size'])
+      _check_tensors(folder, (entry.named(names) for entry in family.entries(config)), config['vocab_size'])
     imported = family.convert(folder, config)
   except UserError:
     raise
@@ -100,7 +100,7 @@ def _family(folder: HubFolder) -> tuple[str, ModuleType, Any]:
   return asked, *_BY_CLASS[asked]
 
 
-def _check_tensors(folder: HubFolder, entries: Sequence[TensorEntry], vocab_size: int) -> None:
+def _check_tensors(folder: HubFolder, entries: Iterable[TensorEntry], vocab_size: int) -> None:
   """Refuses a folder without a tensor, or with more or fewer symbols in one, than its configuration asks for.
 
   Goes before all that takes time or memory by the sizes that a configuration states.

@@ -301,9 +301,9 @@ def test_time_grows_with_the_length_of_the_text_alone(markup):
   )
   for unit in units:
     begin = time.process_time()
-    document = MarkedUp(unit * 5000, markup)
+    document = MarkedUp(unit * 2000, markup)
     document.written([Aligned(text) for text in document.texts])
-    assert time.process_time() - begin < 3, unit
+    assert time.process_time() - begin < 0.5, unit
   begin = time.process_time()
   MarkedUp('<' + 'a' * 80_000, markup)
   assert time.process_time() - begin < 1

@@ -1,7 +1,9 @@
 """The engine gives what the run gives, without TensorFlow; lines do not depend on each other."""
 
+import contextlib
 import dataclasses
 import doctest
+import functools
 import itertools
 import json
 import os
@@ -54,22 +56,28 @@ def lines_of(count):
 
 
 @pytest.fixture(scope='module')
-def folders(toy_run, tmp_path_factory):
-  made = {}
-  for weights in ('float32', 'int8'):
-    made[weights] = tmp_path_factory.mktemp('exported') / weights
-    export.export(export.Options(toy_run.path, out=str(made[weights]), format='litert', weights=weights))
-  return made
+def tiny_export(tmp_path_factory):
+  """Function of a type of weights and of fields: folder and configuration of the export of a small model, made once."""
+
+  @functools.cache
+  def make(kind, **fields):
+    folder, config = tmp_path_factory.mktemp('tiny'), tiny_config.make(**fields).for_inference()
+    program = config.program()
+    weights = {name: value.numpy() for name, value in weights_lib.flatten(theta_of(program.model, 4, 0.5)).items()}
+    litert_export.save(str(folder), program, EngineParts(mt_graphs.make(config), {}, {}), weights, {}, kind)
+    return folder, config
+
+  return make
 
 
 @pytest.fixture(scope='module', params=['float32', 'int8'])
-def model(request, folders):
-  return lingvo_moe.load(str(folders[request.param]), split_sentences='never')
+def model(request, toy_export):
+  return lingvo_moe.load(str(toy_export(request.param)), split_sentences='never')
 
 
 @pytest.fixture(scope='module')
-def exact(folders):
-  return lingvo_moe.load(str(folders['float32']), split_sentences='never')
+def exact(toy_export):
+  return lingvo_moe.load(str(toy_export('float32')), split_sentences='never')
 
 
 @pytest.fixture(scope='module')
@@ -77,15 +85,24 @@ def run(toy_run):
   return lingvo_moe.load(toy_run.path, split_sentences='never')
 
 
-def test_paragraphs_are_translated_by_sentence_as_by_the_run(run, exact, folders, monkeypatch):
-  assert json.loads((folders['float32'] / 'manifest.json').read_text())['several_sentences'] == 0.0
+def test_the_manifest_says_what_the_export_is(toy_run, toy_export, exact):
+  about = json.loads((toy_export('float32') / 'manifest.json').read_text())
+  assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 2)
+  others = {'manifest.json', 'README.md'}
+  assert sorted(about['files']) == sorted({p.name for p in toy_export('float32').iterdir()} - others)
+  assert (exact.model, exact.step, exact.pairs()) == (toy.MODEL, toy.STEPS, [('de', 'en')])
+  assert (toy_export('float32') / 'requirements.txt').read_text().splitlines() == list(manifest.REQUIREMENTS)
+
+
+def test_paragraphs_are_translated_by_sentence_as_by_the_run(run, exact, toy_export, monkeypatch):
+  assert json.loads((toy_export('float32') / 'manifest.json').read_text())['several_sentences'] == 0.0
   assert exact.training_lines == run.training_lines
   text = f'{SENTENCES[0]}  {SENTENCES[3]}\n\n{SENTENCES[1]}'
   alone = exact.translate([SENTENCES[i] for i in (0, 3, 1)])
   cut = []
   for model in (run, exact):
     monkeypatch.setattr(model, 'split_sentences', 'auto')
-    assert model.translate([text], n_best=2)[0][0] == '{}  {}\n\n{}'.format(*alone)
+    assert model.translate([text], n_best=4)[0][0] == '{}  {}\n\n{}'.format(*alone)
     with pytest.warns(UserWarning, match='sentence 0 has a sentence over max_length=32 tokens, which was cut'):
       cut.append(model.translate(['Hund ' * 60]))
   assert cut[0] == cut[1]
@@ -100,7 +117,7 @@ def assert_same(found, expected, tolerance):
 
 def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
   for n_best in (1, 4):
-    lines = LINES + lines_of(200)
+    lines = LINES + lines_of(80)
     found, expected = (m.translate(lines, n_best=n_best, scores=True) for m in (exact, run))
     assert_same(found, expected, 2e-5)
   assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 30
@@ -124,34 +141,53 @@ SEARCHES = (
 )
 
 
-def test_samples_are_those_of_the_run(run, exact, folders, toy_run):
-  lines = [*LINES, *lines_of(20)]
+@contextlib.contextmanager
+def untraced():
+  """Programs of TensorFlow that run once are not traced."""
+  tf.config.run_functions_eagerly(True)
+  yield
+  tf.config.run_functions_eagerly(False)
+
+
+def test_samples_are_those_of_the_run(run, exact, toy_export, toy_run):
+  lines, expected = [*LINES, *lines_of(5)], []
+  load = lambda path, values: lingvo_moe.load(path, split_sentences='never', **values)
   for values in SEARCHES:
-    expected = run.translate(lines, n_best=6 if values['search'] == 'sample' else 2, scores=True, **values)
-    assert_same(exact.translate(lines, n_best=len(expected[0]), scores=True, **values), expected, 1e-4)
+    n_best = 6 if values['search'] == 'sample' else 2
+    expected = run.translate(lines, n_best=n_best, scores=True, **values)
+    assert_same(exact.translate(lines, n_best=n_best, scores=True, **values), expected, 1e-4)
     assert len({h.text for found in expected for h in found}) > 20
-    loaded = [lingvo_moe.load(path, split_sentences='never', **values) for path in (toy_run.path, folders['float32'])]
-    for own in loaded:  # the values of a model
-      assert own.translate(lines[:4], n_best=2) == run.translate(lines[:4], n_best=2, **values)
-  assert loaded[1].translate(lines[:2], search='beam') == run.translate(lines[:2])
+    texts = [[h.text for h in found] for found in expected[:4]]
+    loaded = load(toy_export('float32'), values)
+    assert loaded.translate(lines[:4], n_best=n_best) == texts  # the values of a model
+    if 'top_p' in values:
+      with untraced():
+        assert load(toy_run.path, values).translate(lines[:4], n_best=n_best) == texts
+  assert loaded.translate(lines[:2], search='beam') == run.translate(lines[:2])
+
+
+@pytest.fixture(scope='module')
+def greedy(toy_run):
+  """Greedy translations of the sentences by the run."""
+  with untraced():
+    return lingvo_moe.load(toy_run.path, split_sentences='never', beam_size=1).translate(SENTENCES)
 
 
 @pytest.mark.parametrize('number', [0, 1])
-def test_a_sample_depends_on_its_source_and_its_seed_alone(run, exact, number):
+def test_a_sample_depends_on_its_source_and_its_seed_alone(run, exact, greedy, number):
   model, values = (run, exact)[number], SEARCHES[0]
-  alone = [model.translate([line], n_best=3, **values)[0] for line in SENTENCES[:2]]
-  assert model.translate([*SENTENCES[5:9], *SENTENCES[:2]], n_best=3, **values)[4:] == alone
-  assert model.translate(SENTENCES[:2], n_best=3, **{**values, 'sample_seed': 6}) != alone
-  greedy = model.translate(SENTENCES, search='sample', sample_temperature=0)
-  assert greedy == model.translate(SENTENCES, search='sample', top_k=1, sample_temperature=2.5)
-  assert greedy == lingvo_moe.load(run.path, split_sentences='never', beam_size=1).translate(SENTENCES)
+  alone = [model.translate([line], n_best=6, **values)[0] for line in SENTENCES[:2]]
+  assert model.translate([*SENTENCES[5:9], *SENTENCES[:2]], n_best=6, **values)[4:] == alone
+  assert model.translate(SENTENCES[:2], n_best=6, **{**values, 'sample_seed': 6}) != alone
+  for best in ({'sample_temperature': 0}, {'top_k': 1, 'sample_temperature': 2.5}):
+    assert model.translate(SENTENCES, n_best=6, search='sample', **best) == [[text] * 6 for text in greedy]
 
 
 def test_samples_of_a_paragraph_are_joined_by_their_numbers(run, exact, monkeypatch):
   for model in (run, exact):
-    sentences = [model.translate([line], n_best=3, **SEARCHES[0])[0] for line in SENTENCES[:2]]
+    sentences = [model.translate([line], n_best=6, **SEARCHES[0])[0] for line in SENTENCES[:2]]
     monkeypatch.setattr(model, 'split_sentences', 'always')
-    found = model.translate([' '.join(SENTENCES[:2])], n_best=3, **SEARCHES[0])
+    found = model.translate([' '.join(SENTENCES[:2])], n_best=6, **SEARCHES[0])
     assert found == [[f'{a} {b}'.strip() for a, b in zip(*sentences)]]
     monkeypatch.undo()
 
@@ -232,8 +268,8 @@ def test_finished_rows_leave_the_batch_and_positions_that_no_hypothesis_uses_the
   assert positions.max() < 30 * 4 and len({*zip(rows, positions, strict=True)}) <= 4
 
 
-def test_int8_translates_as_float32(folders, exact):
-  rounded = lingvo_moe.load(str(folders['int8']))
+def test_int8_translates_as_float32(toy_export, exact):
+  rounded = lingvo_moe.load(str(toy_export('int8')))
   assert rounded.translate(SENTENCES) == exact.translate(SENTENCES)
   found, expected = rounded.score(toy.sentences()), exact.score(toy.sentences())
   assert sum(abs(ours.log_prob - theirs.log_prob) for ours, theirs in zip(found, expected)) < 0.01 * sum(
@@ -241,9 +277,9 @@ def test_int8_translates_as_float32(folders, exact):
   )
 
 
-def test_weights_are_int8_but_those_of_gates_and_norms(folders):
+def test_weights_are_int8_but_those_of_gates_and_norms(toy_export):
   kinds = {}
-  for path in folders['int8'].glob('decoder*.tflite'):
+  for path in toy_export('int8').glob('decoder*.tflite'):
     interpreter = Interpreter(str(path))
     for subgraph in range(interpreter.num_subgraphs()):
       for tensor in interpreter.get_tensor_details(subgraph):
@@ -254,9 +290,9 @@ def test_weights_are_int8_but_those_of_gates_and_norms(folders):
   assert kinds[32,] == {np.float32}
 
 
-def test_rows_of_an_embedding_table_in_int8_have_scales_of_their_own(folders):
+def test_rows_of_an_embedding_table_in_int8_have_scales_of_their_own(toy_export):
   def constants(weights):
-    interpreter = Interpreter(str(folders[weights] / 'decoder.tflite'))
+    interpreter = Interpreter(str(toy_export(weights) / 'decoder.tflite'))
     interpreter.allocate_tensors()
     found = [d for d in interpreter.get_tensor_details() if list(d['shape']) in ([286, 32], [286, 1])]
     return [(d, interpreter.get_tensor(d['index'])) for d in found if 'ReadVariableOp' in d['name']]
@@ -269,12 +305,13 @@ def test_rows_of_an_embedding_table_in_int8_have_scales_of_their_own(folders):
   assert np.all(errors_VM <= scale_V1 * (0.5 / 127 + 1e-6)) and scale_V1.max() > 1.2 * scale_V1.min()
 
 
-@pytest.mark.parametrize('num_experts', [0, 4])
-def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(num_experts, tmp_path):
-  config = tiny_config.make(num_experts=num_experts).for_inference()
-  program, random_ids = config.program(), np.random.default_rng(0)
-  weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
-  litert_export.save(str(tmp_path), program, EngineParts(mt_graphs.make(config), {}, {}), weights, {})
+DENSE = {'num_kv_heads': 1, 'num_experts': 0, 'decode_extra': 5, 'length_norm_alpha': 2.0}
+WIDE = {'num_experts': 3, 'model_dim': 24, 'num_heads': 3}
+
+
+@pytest.mark.parametrize('fields', [DENSE, WIDE])
+def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(fields, tiny_export):
+  (folder, config), random_ids = tiny_export('int8', **fields), np.random.default_rng(0)
   lines = lambda: [random_ids.integers(4, 50, n).tolist() for n in random_ids.integers(1, 9, 24)]
   sources, targets = lines(), lines()
 
@@ -282,7 +319,7 @@ def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(num_experts, tmp
     memory = search.encode(encoder, [sources[i] for i in batch])
     return search.score(decoder, memory, [targets[i] for i in batch], config.beam_size)
 
-  lanes = Lanes(str(tmp_path), ('decoder', 'encoder'), 2)
+  lanes = Lanes(str(folder), ('decoder', 'encoder'), 2)
   of = lambda batches: {i: x for batch, scores_B in lanes.run(scores, batches) for i, x in zip(batch, scores_B)}
   together = of([list(range(24))])
   for batches in [[i] for i in range(24)], lanes.batches(list(map(len, sources)), 1000):
@@ -292,19 +329,16 @@ def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(num_experts, tmp
 
 
 @pytest.mark.parametrize('kind, tolerance', [('float32', 1e-4), ('int8', 0.2)])
-def test_heads_that_share_keys_and_values_translate_as_in_tensorflow(kind, tolerance, tmp_path):
-  config = tiny_config.make(num_kv_heads=1, num_experts=0, decode_extra=5, length_norm_alpha=2.0).for_inference()
-  program, random_ids = config.program(), np.random.default_rng(0)
-  theta = theta_of(program.model, seed=4, scale=0.5)
-  weights = {name: value.numpy() for name, value in weights_lib.flatten(theta).items()}
-  litert_export.save(str(tmp_path), program, EngineParts(mt_graphs.make(config), {}, {}), weights, {}, kind)
-  decoder, encoder = (stages.load(str(tmp_path), name, 1, None) for name in ('decoder', 'encoder'))
+def test_heads_that_share_keys_and_values_translate_as_in_tensorflow(kind, tolerance, tiny_export):
+  folder, config = tiny_export(kind, **DENSE)
+  model, random_ids = config.program().model, np.random.default_rng(0)
+  decoder, encoder = (stages.load(str(folder), name, 1, None) for name in ('decoder', 'encoder'))
   assert decoder.shapes['memory_keys_0'][1] == decoder.shapes['cache_values_0'][1] == 1
   ids_BT = search.padded([[*random_ids.integers(4, 60, n).tolist(), 2] for n in (3, 7, 5, 1)])
   real_BT = (ids_BT != 0).astype(np.int32)
   batch = {'src_ids': ids_BT, 'src_segments': real_BT, 'src_positions': np.arange(8) * real_BT}
-  run = lambda theta, batch: inference.search(program.model, theta, batch, config, 1)
-  expected = language_models.on_backend('cpu', run, theta, batch)
+  run = lambda theta, batch: inference.search(model, theta, batch, config, 1)
+  expected = language_models.on_backend('cpu', run, theta_of(model, 4, 0.5), batch)
   norm, limits_B = LengthNorm(config.length_norm_alpha), config.answer_lengths(real_BT).numpy()
   memory = lambda: search.encode(encoder, [row[row != 0].tolist() for row in ids_BT])
   translations = [expected.ids_BWT[b, 0, :n].tolist() for b, n in enumerate(expected.lengths_BW[:, 0])]
@@ -316,30 +350,21 @@ def test_heads_that_share_keys_and_values_translate_as_in_tensorflow(kind, toler
     assert [found.ids_BWT[b, 0, :n].tolist() for b, n in enumerate(found.lengths_BW[:, 0])] == translations
 
 
-def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
-  about = json.loads((folders['float32'] / 'manifest.json').read_text())
-  assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 2)
-  others = {'manifest.json', 'README.md'}
-  assert sorted(about['files']) == sorted({p.name for p in folders['float32'].iterdir()} - others)
-  assert (exact.model, exact.step, exact.pairs()) == (toy.MODEL, toy.STEPS, [('de', 'en')])
-  assert (folders['float32'] / 'requirements.txt').read_text().splitlines() == list(manifest.REQUIREMENTS)
-
-
-def test_examples_of_the_document_run(folders, monkeypatch):
+def test_examples_of_the_document_run(toy_export, monkeypatch):
   text = (pathlib.Path(__file__).parents[3] / 'docs' / 'export.md').read_text(encoding='utf-8')
   (block,) = [b for b in re.findall(r'^```pycon\n(.*?)^```$', text, re.DOTALL | re.MULTILINE) if 'lingvo_moe' in b]
-  monkeypatch.chdir(folders['int8'].parent)
+  monkeypatch.chdir(toy_export('int8').parent)
   test = doctest.DocTestParser().get_doctest(block.replace("'OUT'", "'int8'"), {}, 'export.md', None, 0)
   assert len(test.examples) > 4 and doctest.DocTestRunner().run(test).failed == 0
 
 
-def test_the_script_of_the_document_translates_without_this_package(folders, exact, tmp_path):
+def test_the_script_of_the_document_translates_without_this_package(toy_export, exact, tmp_path):
   text = (pathlib.Path(__file__).parents[3] / 'docs' / 'export.md').read_text(encoding='utf-8')
   (script,) = re.findall(r'^```py\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
   (tmp_path / 'translate_alone.py').write_text(script, encoding='utf-8')
   for name in ('lingvo_moe', 'tensorflow'):
     (tmp_path / f'{name}.py').write_text('raise ImportError')
-  command = [sys.executable, str(tmp_path / 'translate_alone.py'), str(folders['float32'])]
+  command = [sys.executable, str(tmp_path / 'translate_alone.py'), str(toy_export('float32'))]
   lines = LINES + lines_of(20)
   done = subprocess.run(command, input='\n'.join(lines) + '\n', capture_output=True, text=True)
   assert done.stdout.splitlines() == exact.translate(lines), done.stderr
@@ -355,10 +380,10 @@ assert 'tensorflow' not in sys.modules and 'jax' not in sys.modules
 
 
 @pytest.mark.parametrize('score', [True, False])
-def test_an_export_is_evaluated_as_its_run_is(toy_run, folders, tmp_path, score):
+def test_an_export_is_evaluated_as_its_run_is(toy_run, toy_export, tmp_path, score):
   data_dir = toy_run.load()[1].data_dir
   decoder.decode(decoder.Options(toy_run.path, split='dev', once=True, out=str(tmp_path / 'run'), score=score))
-  command = ['-c', DECODES, folders['float32'], data_dir, tmp_path / 'export', 'score' if score else 'translate']
+  command = ['-c', DECODES, toy_export('float32'), data_dir, tmp_path / 'export', 'score' if score else 'translate']
   done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   of = lambda name, file: (tmp_path / name / f'step_{toy.STEPS}' / file).read_text(encoding='utf-8')
@@ -372,9 +397,9 @@ def test_an_export_is_evaluated_as_its_run_is(toy_run, folders, tmp_path, score)
 
 
 @pytest.fixture
-def options(toy_run, folders, tmp_path):
+def options(toy_run, toy_export, tmp_path):
   return decoder.Options(
-    str(folders['int8']), data_dir=toy_run.load()[1].data_dir, split='dev', out=str(tmp_path / 'out')
+    str(toy_export('int8')), data_dir=toy_run.load()[1].data_dir, split='dev', out=str(tmp_path / 'out')
   )
 
 
@@ -441,17 +466,17 @@ def test_the_decoder_refuses_before_it_translates(options, monkeypatch, given, r
 
 
 @pytest.mark.parametrize('load, options', [(serve.load, serve.Options), (translate.load, translate.Options)])
-def test_other_jobs_refuse_what_an_export_cannot_do(folders, load, options):
+def test_other_jobs_refuse_what_an_export_cannot_do(toy_export, load, options):
   arguments = (RuntimeOptions(),) if load is translate.load else ()
   for name, value in {'checkpoint': 'last', 'vocab_outside': True, 'max_new_tokens': 3, 'step': 7}.items():
     with pytest.raises(UserError, match=f'saw {name}={value!r} for .*leave it out'):
-      load(options(str(folders['int8']), **{name: value}), *arguments)
+      load(options(str(toy_export('int8')), **{name: value}), *arguments)
   with pytest.raises(UserError, match='beam search draws no samples; saw top_k: leave it out'):
-    load(options(str(folders['int8']), top_k=3), *arguments)
+    load(options(str(toy_export('int8')), top_k=3), *arguments)
 
 
-def test_the_library_takes_threads_and_refuses_a_backend(folders, monkeypatch):
-  made, path = [], str(folders['int8'])
+def test_the_library_takes_threads_and_refuses_a_backend(toy_export, monkeypatch):
+  made, path = [], str(toy_export('int8'))
   lanes = types.SimpleNamespace(expect=lambda *_: None)
   monkeypatch.setattr(exported, 'Lanes', lambda path, graphs, threads: made.append(threads) or lanes)
   for options in {}, {'set_threads': False}, {'threads': 3}, {'set_threads': False, 'threads': 2}:
@@ -480,7 +505,9 @@ def test_activations_are_float32_whatever_the_model_says():
   is_of_experts = lambda name: program.weight_specs[name].dims.startswith('E')
   theta = program.theta({n: w[:1] if is_of_experts(n) else w for n, w in program.init()['weights'].items()})
   with backend.use(litert.without_experts([])):
-    memory = tf.function(encoder.function).get_concrete_function(theta, encoder.inputs).structured_outputs
+    memory = (
+      tf.function(encoder.function, autograph=False).get_concrete_function(theta, encoder.inputs).structured_outputs
+    )
   assert {x.dtype for x in memory.values()} == {tf.float32}
 
 
@@ -518,8 +545,8 @@ def damage(folder, name, change):
     ('manifest.json', lambda b: b'{"version": 9, "format": "lingvo_moe engine"}', 'has version 9, .* reads up to 2'),
   ],
 )
-def test_a_damaged_export_is_refused_in_one_line(folders, tmp_path, name, change, message):
-  shutil.copytree(folders['int8'], tmp_path / 'out')
+def test_a_damaged_export_is_refused_in_one_line(toy_export, tmp_path, name, change, message):
+  shutil.copytree(toy_export('int8'), tmp_path / 'out')
   damage(tmp_path / 'out', name, change)
   with pytest.raises(UserError, match=message) as e:
     lingvo_moe.load(str(tmp_path / 'out'))
@@ -527,12 +554,12 @@ def test_a_damaged_export_is_refused_in_one_line(folders, tmp_path, name, change
 
 
 @pytest.fixture
-def rewritten(folders, tmp_path):
+def rewritten(toy_export, tmp_path):
   """Function that makes an export with other values in its manifest, None: no such value, and other files; its path."""
   numbers = itertools.count()
 
   def make(values, files=None, of='float32'):
-    source, folder = folders[of], tmp_path / str(next(numbers))
+    source, folder = toy_export(of), tmp_path / str(next(numbers))
     shutil.copytree(source, folder, copy_function=os.link)
     about = json_files.read(str(folder / 'manifest.json'))
     for name, other in (files or {}).items():
@@ -567,26 +594,17 @@ def test_a_manifest_that_is_not_of_its_graphs_and_vocabularies_is_refused(rewrit
     lingvo_moe.load(rewritten(values)).translate(SENTENCES[:1])
 
 
-@pytest.fixture(scope='module')
-def others(tmp_path_factory):
-  """Exports of models with other layers and sizes, by name."""
-  made = {}
-  for name, fields in {
-    'dense': {'num_experts': 0},
-    'wide': {'num_experts': 4, 'model_dim': 24, 'num_heads': 3},
-  }.items():
-    made[name] = tmp_path_factory.mktemp(name)
-    config = tiny_config.make(**fields).for_inference()
-    program = config.program()
-    weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
-    litert_export.save(str(made[name]), program, EngineParts(mt_graphs.make(config), {}, {}), weights, {}, 'float32')
-  return made
+def test_a_decoder_of_another_vocabulary_is_refused(toy_export):
+  model = lingvo_moe.load(str(toy_export('float32')))
+  model.lanes.expect(model.beam_size, 5)
+  with pytest.raises(UserError, match=r'decoder.tflite is of another export \(it has no 5 symbols\)'):
+    model.translate(SENTENCES[:1])
 
 
-def test_graphs_of_another_export_are_refused_in_one_line(folders, others, rewritten):
-  own = folders['float32']
+def test_graphs_of_another_export_are_refused_in_one_line(toy_export, tiny_export, rewritten):
+  own, others = toy_export('float32'), [tiny_export('int8', **fields)[0] for fields in (DENSE, WIDE)]
   names = sorted(path.name for path in own.glob('*.tflite'))
-  for name, other in itertools.product(names, [own, *others.values(), None]):
+  for name, other in itertools.product(names, [own, *others, None]):
     files = sorted(other.glob('*.tflite')) if other else [None]
     for file in files:
       if file == own / name:
@@ -602,8 +620,8 @@ def test_graphs_of_another_export_are_refused_in_one_line(folders, others, rewri
       shutil.rmtree(path)
 
 
-def test_what_an_export_has_fixed_cannot_be_chosen(folders):
-  path = str(folders['int8'])
+def test_what_an_export_has_fixed_cannot_be_chosen(toy_export):
+  path = str(toy_export('int8'))
   with pytest.raises(UserError, match=r'\(beam_size=4\); saw beam_size=2 for'):
     lingvo_moe.load(path, beam_size=2)
   with pytest.raises(UserError, match='step=1 for .*: leave it out, or export the run again'):

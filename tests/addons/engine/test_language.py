@@ -1,88 +1,120 @@
 """Language models of the engine: continuations are those of the run."""
 
+import contextlib
 import functools
 import json
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import untrained_run
 
 import lingvo_moe
-from lingvo_moe import decoder, trainer
+from lingvo_moe import decoder
 from lingvo_moe.addons.engine import numpy_sampling
 from lingvo_moe.cli.commands import export
+from lingvo_moe.config import configuration
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime import litert_export
 from lingvo_moe.search import sampling as reference
 from lingvo_moe.text import continuations
 from lingvo_moe.text.continuations import Listeners, Request
 
+MODEL = 'lm.shakespeare.Tiny'
 PROMPTS = ['1 and', '', 'a\nb \\n', '12 and 13 make', '7' * 40]  # windows have 16 tokens
 
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  root = tmp_path_factory.mktemp('corpus')
-  for split, count in (('train', 60), ('dev', 6)):
-    (root / f'{split}.txt').write_text(''.join(f'{i} and {i + 1} make {2 * i + 1}.\n' for i in range(count)))
-  path = str(root / 'log')
-  bindings = [
-    f'Tiny.{value}' for value in ('num_experts = 4', 'window = 16', 'num_kv_heads = 2', 'max_new_tokens = 30')
-  ]
-  trainer.train(
-    trainer.Options(model='lm.shakespeare.Tiny', logdir=path, data_dir=str(root), max_steps=20, gin_bindings=bindings)
-  )
+  path = str(tmp_path_factory.mktemp('log'))
+  values = {'num_experts': 3, 'window': 16, 'num_kv_heads': 2, 'max_new_tokens': 12}
+  config = RunDir(path).begin(MODEL, configuration.resolve(MODEL, **values))
+  RunDir(path).checkpoints().save(untrained_run.state_of(config, 20, seed=1))
   return path
 
 
 @pytest.fixture(scope='module')
 def exported(run, tmp_path_factory):
-  """Function that exports the run with some options."""
-  made = {}
+  """Function that exports the run with some options; exports that differ in settings alone share their graphs."""
+  files_of, files, made = litert_export._files, {}, {}
+
+  def converted(name, program, graph, weights, kind):
+    key = name, repr(program), repr(graph.inputs), kind
+    if key not in files:
+      files[key] = files_of(name, program, graph, weights, kind)
+    return files[key]
 
   def make(**options):
     key = json.dumps(options)
     if key not in made:
       made[key] = str(tmp_path_factory.mktemp('exported') / 'out')
-      export.export(export.Options(run, out=made[key], format='litert', **options))
+      with mock.patch.object(litert_export, '_files', converted):
+        export.export(export.Options(run, out=made[key], format='litert', **options))
     return made[key]
 
   return make
 
 
+@pytest.fixture(scope='module')
+def loaded(run):
+  return lingvo_moe.load(run)
+
+
+@contextlib.contextmanager
+def untraced():
+  """Programs of TensorFlow that run once are not traced."""
+  tf.config.run_functions_eagerly(True)
+  yield
+  tf.config.run_functions_eagerly(False)
+
+
+GREEDY, BEAM = {'search': 'greedy'}, {'search': 'beam'}
+REPETITION = {'repetition_penalty': 1.4, 'no_repeat_ngram_size': 3}
+
+
 @pytest.mark.parametrize(
   'options, n_best',
-  [({}, 2), ({'top_k': 5, 'top_p': 0.9, 'sample_seed': 7}, 1), ({'search': 'greedy'}, 1), ({'search': 'beam'}, 3)]
-  + [({'search': search, 'repetition_penalty': 1.4, 'no_repeat_ngram_size': 3}, 1) for search in ('greedy', 'beam')],
+  [
+    ({}, 2),
+    ({'top_k': 5, 'top_p': 0.9, 'sample_seed': 7}, 1),
+    pytest.param(GREEDY, 1, marks=pytest.mark.slow),
+    pytest.param(BEAM, 1, marks=pytest.mark.slow),
+    (GREEDY | REPETITION, 1),
+    (BEAM | REPETITION, 3),
+  ],
 )
 def test_float32_continues_as_the_run(run, exported, options, n_best):
   continued = lambda path, **more: lingvo_moe.load(path, **more).generate(PROMPTS, n_best=n_best, scores=True)
-  found, expected = continued(exported(weights='float32', **options)), continued(run, **options)
+  found = continued(exported(weights='float32', **options))
+  with untraced():
+    expected = continued(run, **options)
   for ours, theirs in zip(found, expected, strict=True):
     assert [h.text for h in ours] == [h.text for h in theirs]
     np.testing.assert_allclose([h[1:3] for h in ours], [h[1:3] for h in theirs], atol=1e-4)
 
 
 VALUES = (
-  {'sample_temperature': 0.8, 'top_k': 5, 'sample_seed': 7, 'max_new_tokens': 12},
+  {'sample_temperature': 0.8, 'top_k': 5, 'sample_seed': 7, 'max_new_tokens': 8},
   {'sample_temperature': 0},
   {'top_p': 0.6, 'sample_seed': 2**30},
 )
 
 
-def test_values_of_a_call_are_those_of_a_model_loaded_with_them(run, exported):
-  ours, theirs = lingvo_moe.load(exported(weights='float32')), lingvo_moe.load(run)
-  for values in VALUES:
-    found = ours.generate(PROMPTS, **values)
-    assert found == theirs.generate(PROMPTS, **values)
-    loaded = {'search': 'greedy'} if values.get('sample_temperature') == 0 else values
-    assert found == lingvo_moe.load(run, **loaded).generate(PROMPTS)
+def test_values_of_a_call_are_those_of_a_model_loaded_with_them(run, exported, loaded):
+  ours, theirs = lingvo_moe.load(exported(weights='float32')), loaded
+  found = [ours.generate(PROMPTS, **values) for values in VALUES]
+  assert found == [theirs.generate(PROMPTS, **values) for values in VALUES]
+  with untraced():
+    assert found[:2] == [lingvo_moe.load(run, **of_model).generate(PROMPTS) for of_model in (VALUES[0], GREEDY)]
   for call, message in (
     (lambda: theirs.generate(['a'], top_p=0), 'top_p must be a number from 1e-06 to 1; saw 0'),
     (lambda: theirs.generate(['a'], top_k=True), 'top_k must be a whole number from 0'),
-    (lambda: ours.generate(['a'], max_new_tokens=31), 'max_new_tokens must be a whole number from 1 to 30; saw 31'),
+    (lambda: ours.generate(['a'], max_new_tokens=13), 'max_new_tokens must be a whole number from 1 to 12; saw 13'),
     (lambda: ours.generate(['a'], top=3), 'a continuation has no top; there are sample_temperature, top_k'),
     (lambda: lingvo_moe.load(run, search='beam').generate(['a'], top_k=3), 'beam search draws no samples'),
   ):
@@ -91,8 +123,8 @@ def test_values_of_a_call_are_those_of_a_model_loaded_with_them(run, exported):
 
 
 @pytest.mark.parametrize('of_run', [False, True])
-def test_a_stream_is_what_generate_returns_and_each_row_of_a_batch_is_its_own(run, exported, of_run):
-  model = lingvo_moe.load(run if of_run else exported(weights='float32'))
+def test_a_stream_is_what_generate_returns_and_each_row_of_a_batch_is_its_own(loaded, exported, of_run):
+  model = loaded if of_run else lingvo_moe.load(exported(weights='float32'))
   heard = {}
 
   def listen(number, piece):
@@ -125,12 +157,12 @@ def test_a_continuation_in_int8_depends_on_its_prompt_alone(exported):
   assert [model.generate([prompt])[0] for prompt in PROMPTS] == together and len(set(together)) > 1
 
 
-def test_commands_continue_lines_without_tensorflow(run, exported):
+def test_commands_continue_lines_without_tensorflow(loaded, exported):
   path = exported(weights='float32')
   command = [sys.executable, '-c', _COMMAND, path]
   done = subprocess.run(command, input='1 and\na\\nb \\\\n\n', capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
-  texts = lingvo_moe.load(run).generate(['1 and', 'a\nb \\n'])
+  texts = loaded.generate(['1 and', 'a\nb \\n'])
   escaped = [text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r') for text in texts]
   assert done.stdout.split('\n')[:-1] == escaped
 

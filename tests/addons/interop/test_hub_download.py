@@ -4,9 +4,8 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 
+import forks
 import pytest
 import safetensors.numpy
 from hub_server import COMMIT, EARLIER, HubServer
@@ -250,8 +249,7 @@ def test_a_model_without_a_configuration_is_refused(serve, tmp_path):
 
 def test_the_command_imports_a_model_by_name(tmp_path):
   def run(*args):
-    command = [sys.executable, '-m', 'lingvo_moe.cli.commands.import_', *args, f'--logdir={tmp_path / "run"}']
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return forks.run(['-m', 'lingvo_moe.cli.commands.import_', *args, f'--logdir={tmp_path / "run"}'], env=environment)
 
   with HubServer(FIXTURES / 'marian') as hub:
     environment = {**os.environ, 'HF_ENDPOINT': hub.url, 'HF_HOME': str(tmp_path / 'home')}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import shutil
 import subprocess
@@ -39,6 +40,20 @@ LIMITS = {
   'ngrams': {'no_repeat_ngram_size': 2},
   'both': {'repetition_penalty': 1.5, 'no_repeat_ngram_size': 3},
 }
+
+
+SOON = {  # cases of a model and a search, or of these and limits; the others are left to the slow tests
+  *((name, 'beam') for name in TRANSLATION),
+  *[('marian', 'greedy'), ('marian', 'mean'), ('nllb', 'greedy'), ('switch', 'mean')],
+  *((name, 'beam', 'both') for name in ALL),
+  *[('marian', 'greedy', 'penalty'), ('t5', 'greedy', 'ngrams'), ('nllb_moe', 'greedy', 'both')],
+  *[('mixtral', 'greedy', 'penalty'), ('mixtral', 'beam', 'ngrams'), ('m2m100', 'beam', 'penalty')],
+}
+
+
+def cases(*choices):
+  """Combinations of the choices, those that are not in SOON marked slow."""
+  return [pytest.param(*case, marks=[] if case in SOON else [pytest.mark.slow]) for case in itertools.product(*choices)]
 
 
 @pytest.fixture(scope='module')
@@ -85,10 +100,9 @@ def test_packed_rows_are_as_rows_by_themselves(imported):
   np.testing.assert_allclose(memory[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(('search', 'beam_size', 'alpha'), [('greedy', 1, 0.0), ('beam', 4, 0.0), ('mean', 4, 1.0)])
-@pytest.mark.parametrize('name', TRANSLATION)
-def test_greedy_and_beam_search_give_the_same_symbols(imported, name, search, beam_size, alpha):
-  one = imported(name)
+@pytest.mark.parametrize(('name', 'search'), cases(TRANSLATION, ['greedy', 'beam', 'mean']))
+def test_greedy_and_beam_search_give_the_same_symbols(imported, name, search):
+  one, beam_size, alpha = imported(name), 1 if search == 'greedy' else 4, 1.0 if search == 'mean' else 0.0
   batch = {key: array for key, array in batch_of(one).items() if key.startswith('src')}
   if name in BOTH_TAGS:
     batch['tgt_first'] = tf.constant(one.ids(one.expected[search][:, 1:2]))
@@ -131,9 +145,7 @@ def searched(one, search, limits, n_best):
   return inference.search(one.model, one.theta, batch, config, n_best).ids_BWT.numpy(), theirs
 
 
-@pytest.mark.parametrize('limits', LIMITS)
-@pytest.mark.parametrize('search', ['greedy', 'beam'])
-@pytest.mark.parametrize('name', ALL)
+@pytest.mark.parametrize(('name', 'search', 'limits'), cases(ALL, ['greedy', 'beam'], LIMITS))
 def test_limits_on_repetition_give_the_same_symbols(imported, name, search, limits):
   one = imported(name)
   found, expected = searched(one, search, limits, 1 if search == 'greedy' else 4)
@@ -211,34 +223,60 @@ def test_experts_chosen_are_equal_for_every_token(imported):
   assert compared > 50
 
 
-@pytest.mark.parametrize('name', ['m2m100', 'nllb_moe'])
-def test_runs_and_exports_translate_between_named_languages_alike(imported, name, tmp_path):
-  one, lines = imported(name), ['Wo ist der Bahnhof?', 'Ein Hund läuft.', '', 'Zwei Kinder spielen im Garten.']
-  run = lingvo_moe.load(one.run.path, beam_size=4)
-  asked = dict(zip(('source', 'target'), BOTH_TAGS[name], strict=True))
-  expected = run.translate(lines, **asked, scores=True)
-  assert not any('<2' in h.text for h in expected) and len({h.text for h in expected}) > 1
-  pairs = [(line, 'A dog runs') for line in lines]
-  scored = run.score(pairs, **asked)
-  for kind in ('litert', 'saved_model'):
-    weights = {'weights': 'float32'} if kind == 'litert' else {}
-    export.export(export.Options(one.run.path, out=str(tmp_path / kind), format=kind, beam_size=4, **weights))
-  engine = lingvo_moe.load(str(tmp_path / 'litert'))
-  found = engine.translate(lines, **asked, scores=True)
+@pytest.fixture(scope='module')
+def between_languages(imported, tmp_path_factory):
+  """Function of an imported model and where its tags are: a run, in a folder, and its translations."""
+
+  @functools.cache
+  def make(name, sides):
+    path = str(shutil.copytree(imported(name).run.path, tmp_path_factory.mktemp(name) / 'run'))
+    model, config = RunDir(path).load()
+    RunDir(path).write_config(model, dataclasses.replace(config, tag_sides=sides))
+    run = lingvo_moe.load(path, beam_size=4)
+    languages = dict(zip(('source', 'target'), BOTH_TAGS[name], strict=True))
+    expected = run.translate(LINES, **languages, scores=True)
+    assert not any('<2' in h.text for h in expected) and len({h.text for h in expected}) > 1
+    return path, run, languages, expected
+
+  return make
+
+
+LINES = ['Wo ist der Bahnhof?', 'Ein Hund läuft.', '', 'Zwei Kinder spielen im Garten.']
+SIDES = [
+  ('m2m100', 'both_source_last'),
+  pytest.param('m2m100', 'both', marks=pytest.mark.slow),
+  pytest.param('nllb_moe', 'both_source_last', marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(('name', 'sides'), SIDES)
+def test_the_engine_translates_between_named_languages_as_the_run(between_languages, name, sides, tmp_path):
+  path, run, languages, expected = between_languages(name, sides)
+  out = str(tmp_path / 'out')
+  export.export(export.Options(path, out=out, format='litert', beam_size=4, weights='float32'))
+  engine = lingvo_moe.load(out)
+  found = engine.translate(LINES, **languages, scores=True)
   assert [h.text for h in found] == [h.text for h in expected]
   np.testing.assert_allclose([h.log_prob for h in found], [h.log_prob for h in expected], atol=1e-4)
-  of_engine = engine.score(pairs, **asked)
+  pairs = [(line, 'A dog runs') for line in LINES]
+  of_engine, scored = (model.score(pairs, **languages) for model in (engine, run))
   assert [s.tokens for s in of_engine] == [s.tokens for s in scored]
   np.testing.assert_allclose([s.log_prob for s in of_engine], [s.log_prob for s in scored], atol=1e-4)
   with pytest.raises(UserError, match='give source='):
-    engine.translate(lines, asked['target'])
-  saved = tf.saved_model.load(str(tmp_path / 'saved_model'))
-  languages = {side: tf.constant(language) for side, language in asked.items()}
-  found = saved.signatures['serving_default'](lines=tf.constant(lines), **languages)
+    engine.translate(LINES, languages['target'])
+
+
+@pytest.mark.parametrize(('name', 'sides'), [*SIDES[:1], ('m2m100', 'both'), *SIDES[2:]])
+def test_a_saved_model_translates_between_named_languages_as_the_run(between_languages, name, sides, tmp_path):
+  path, _, languages, expected = between_languages(name, sides)
+  export.export(export.Options(path, out=str(tmp_path / 'out'), beam_size=4))
+  saved = tf.saved_model.load(str(tmp_path / 'out'))
+  of_sides = {side: tf.constant(language) for side, language in languages.items()}
+  found = saved.signatures['serving_default'](lines=tf.constant(LINES), **of_sides)
   assert [text.decode() for text in found['text'].numpy()] == [h.text for h in expected]
 
 
-@pytest.mark.parametrize('name', BOTH_TAGS)
+@pytest.mark.parametrize('name', ['m2m100', *(pytest.param(x, marks=pytest.mark.slow) for x in ('nllb', 'nllb_moe'))])
 def test_the_tag_of_a_target_has_no_part_in_its_score(imported, name):
   one = imported(name)
   batch = batch_of(one)
@@ -357,22 +395,24 @@ def test_an_export_reads_every_weight_of_the_run_or_refuses(imported, tmp_path, 
     hub_export.save_hub_folder(str(tmp_path), imported('marian').run, 0)
 
 
-@pytest.mark.parametrize('name', [name for name in TRANSLATION if name not in BOTH_TAGS])
-def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, tmp_path):
+@pytest.mark.parametrize(
+  ('name', 'of_export', 'of_call'),
+  [
+    ('marian', {}, [{}, LIMITS['both']]),
+    ('switch', {}, [{}]),
+    ('t5', LIMITS['both'] | {'beam_size': 1}, [{}]),
+    ('t5_v1_1', {}, [LIMITS['both'] | {'search': 'sample'}]),
+  ],
+)
+def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, of_export, of_call, tmp_path):
   one, out = imported(name), str(tmp_path / 'out')
-  export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32'))
+  export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32', **of_export))
   lines, target = one.lines['lines'][:4], 'deu' if name == 'marian' else None
   translations = []
-  for values in ({}, LIMITS['both'], LIMITS['both'] | {'beam_size': 1}, LIMITS['both'] | {'search': 'sample'}):
-    translated = lingvo_moe.load(one.run.path, **values).translate(lines, target)
-    translations.append(translated)
-    if 'beam_size' in values:
-      out = str(tmp_path / 'greedy')
-      export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32', **values))
-      values = {}
-    assert lingvo_moe.load(out, **values).translate(lines, target) == translated
-    out = str(tmp_path / 'out')
-  assert translations[0] != translations[1]
+  for values in of_call:
+    translations.append(lingvo_moe.load(one.run.path, **of_export, **values).translate(lines, target))
+    assert lingvo_moe.load(out, **values).translate(lines, target) == translations[-1]
+  assert len({*map(tuple, translations)}) == len(of_call) and any(translations[0])
 
 
 @pytest.mark.parametrize('dtype', ['F16', 'BF16'])

@@ -107,6 +107,7 @@ def test_draining_ends_after_its_seconds_and_says_so(monkeypatch):
 BUSY = """
 import sys, types
 from lingvo_moe import serve
+from lingvo_moe.addons.serving import server
 from lingvo_moe.text.sentences import Plan
 
 def load(options):
@@ -131,6 +132,7 @@ def load(options):
 
   return Run()
 
+server._SEND_SECONDS = 0.1
 serve.load = load
 serve.main()
 """
