@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,7 +90,7 @@ def _key(x: Any, read: tuple[str, ...] = ()) -> Any:
   if isinstance(x, types.MethodType):
     return _key(x.__func__), _key(x.__self__, x.__func__.__code__.co_names)
   if dataclasses.is_dataclass(x) or isinstance(x, (str, int, float, bool, tuple, types.NoneType)):
-    return repr(x)
+    return re.sub(r"\b(data_dir|pairs|\w*vocab)='[^']*'", '', repr(x))  # names of text, which no program reads
   attributes = vars(x) if hasattr(x, '__dict__') else {}
   if any(name in dir(type(x)) for name in read) or not any(name in attributes for name in read):
     return id(x)  # kept in the trace's closure, so that no other object gets the same

@@ -10,6 +10,7 @@ import reversed_corpus
 import tensorflow as tf
 import tiny_config
 import untrained_run
+from whole_state import WholeState
 
 import lingvo_moe
 from lingvo_moe.cli.commands import export
@@ -18,12 +19,13 @@ from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt import held_out
-from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.task import task_of
 
 LINES = ['eno owt', 'eerht', 'net enin thgie', '', 'ruof evif xis neves', 'neves eno']
 WORDS = {'aa': ['one', 'two', 'three', 'four'], 'bb': ['five', 'six', 'seven'], 'cc': ['eight', 'nine', 'ten']}
-STEPS = 100
+STEPS = 3
 SIZES = {'pairs': '', 'source_vocab_size': 290, 'num_experts': 8, 'gate': 'by_target', 'expert': 'swiglu'}
+SIZES |= {'max_length': 24, 'beam_size': 2}
 
 
 def write_corpus(folder, pairs):
@@ -37,19 +39,15 @@ def write_corpus(folder, pairs):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """A run from English into three languages, trained for a while."""
+  """A run from English into three languages that nobody trained; experts are larger than usual, so that they tell."""
   root = tmp_path_factory.mktemp('by_language')
   corpus = write_corpus(root / 'corpus', ['en-aa', 'en-bb', 'en-cc'])
-  trained = untrained_run.begin(root, corpus, {}, **SIZES, learning_rate=0.01, warmup_steps=20)
-  config = trained.load()[1]
-  runtime = LocalRuntime(config.program())
-  runtime.init()
-  batches = iter(task_of(config).train_input(trained.file('cache'), Feed(quiet=True)).dataset())
-  for _ in range(STEPS):
-    runtime.train_step(next(batches))
-  trained.checkpoints().save(runtime)
-  trained.checkpoints().note_dev_loss(STEPS, 1.0)
-  return trained
+  begun = untrained_run.begin(root, corpus, {}, **SIZES)
+  state = untrained_run.state_of(begun.load()[1], STEPS, seed=STEPS).state
+  weights = {name: 4.0 * w if 'moe/w' in name else w for name, w in state['weights'].items()}
+  begun.checkpoints().save(WholeState({**state, 'weights': weights}))
+  begun.checkpoints().note_dev_loss(STEPS, 1.0)
+  return begun
 
 
 @pytest.fixture(scope='module')

@@ -1,6 +1,8 @@
 """The decoding job: what it leaves for every pair, how it waits, and what it answers to mistakes."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
@@ -51,7 +53,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope='module')
 def begun(corpus, tmp_path_factory):
   """A run that nobody trained, with checkpoints of steps 1 and 2 of which 1 is the best; treat it as read-only."""
-  fields = {'source_vocab_size': 282, 'length_norm_alpha': 2.0}
+  fields = {'source_vocab_size': 282, 'length_norm_alpha': 2.0, 'max_length': 16, 'beam_size': 2}
   run = untrained_run.begin(tmp_path_factory.mktemp('run'), corpus, {1: 2.0, 2: 3.0}, **fields)
   run.finish(2, 'max_steps')
   return run
@@ -61,6 +63,23 @@ def begun(corpus, tmp_path_factory):
 def run(begun, tmp_path):
   """A copy of that run to work on."""
   shutil.copytree(begun.path, tmp_path / 'log')
+  return RunDir(str(tmp_path / 'log'))
+
+
+@pytest.fixture(scope='module')
+def made(begun, tmp_path_factory):
+  """(A copy of that run with results of step 2, what decoding it printed, what it told); treat it as read-only."""
+  path = tmp_path_factory.mktemp('made') / 'log'
+  shutil.copytree(begun.path, path)
+  with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    decode(RunDir(str(path)), once=True)
+  return RunDir(str(path)), out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def decoded(made, tmp_path):
+  """A copy of the run with results."""
+  shutil.copytree(made[0].path, tmp_path / 'log')
   return RunDir(str(tmp_path / 'log'))
 
 
@@ -94,14 +113,13 @@ def scalars(run):
   return found
 
 
-def test_another_metric_is_that_of_a_command_and_lines_are_split_where_that_is_asked(run, capsys, tmp_path):
-  decode(run, once=True, metric_command="awk -F'\\t' '{ print NF }'", out=str(tmp_path / 'whole'))
+def test_another_metric_is_that_of_a_command_and_lines_are_split_where_that_is_asked(decoded, capsys, tmp_path):
+  run = decoded
+  decode(run, once=True, metric_command="awk -F'\\t' '{ print NF }'")
   out = capsys.readouterr().out
   assert f"awk -F'\\t' '{{ print NF }}', {PAIRS[0]}: 3.0000" in out
-  decode(run, once=True, split_sentences='auto', out=str(tmp_path / 'split'))
-  assert (
-    'warning: 2 lines with a sentence over max_length=32 tokens, cut where a clause ends' in capsys.readouterr().err
-  )
+  decode(run, once=True, split_sentences='auto', pairs=PAIRS[0], out=str(tmp_path / 'split'))
+  assert 'warning: 1 line with a sentence over max_length=16 tokens, cut where a clause ends' in capsys.readouterr().err
   made = json.loads((tmp_path / 'split' / 'step_2' / 'scores.json').read_text())
   assert made['settings']['split_sentences'] == 'auto' and made['pairs'][PAIRS[0]]['truncated'] == 0
   with pytest.raises(UserError, match='--score gives the probability of whole lines, and --split_sentences splits'):
@@ -109,7 +127,7 @@ def test_another_metric_is_that_of_a_command_and_lines_are_split_where_that_is_a
 
 
 def test_constrained_results_count_as_made_and_other_ones_do_not_replace_them(run, tmp_path, capsys):
-  asked = dict(once=True, max_sentences=2, out=str(tmp_path / 'out'))
+  asked = dict(once=True, pairs=PAIRS[0], max_sentences=1, out=str(tmp_path / 'out'))
   decode(run, ban=['bad'], terms=['a=b'], **asked)
   capsys.readouterr()
   decode(run, ban=['bad'], terms=['a=b'], **asked)
@@ -118,8 +136,8 @@ def test_constrained_results_count_as_made_and_other_ones_do_not_replace_them(ru
     decode(run, **asked)
 
 
-def test_every_line_has_its_translation_in_source_order(run, capsys):
-  decode(run, once=True)
+def test_every_line_has_its_translation_in_source_order(made):
+  run, _, err = made
   xx, yy = (read(run, 2, f'{pair}.hyp').split('\n') for pair in PAIRS)
   assert xx[-1] == yy[-1] == ''  # each line is ended
   xx, yy = xx[:-1], yy[:-1]
@@ -128,12 +146,12 @@ def test_every_line_has_its_translation_in_source_order(run, capsys):
   assert xx[1] == xx[6] == ''
   expected = translator_of(run, 2).translate(TEST_SOURCES).hypotheses
   assert xx == [h[0].text for h in expected] and len(set(xx)) > 3
-  warnings = [line for line in capsys.readouterr().err.splitlines() if 'warning' in line]
-  assert warnings == ['warning: 2 lines over max_length=32 tokens, translated in part (xx-en 1, yy-en 1)']
+  warnings = [line for line in err.splitlines() if 'warning' in line]
+  assert warnings == ['warning: 2 lines over max_length=16 tokens, translated in part (xx-en 1, yy-en 1)']
 
 
-def test_scores_are_written_and_told(run, capsys):
-  decode(run, once=True)
+def test_scores_are_written_and_told(made):
+  run, out, _ = made
   written = summary(run, 2)
   assert written['step'] == 2 and set(written['pairs']) == set(PAIRS)
   hypotheses = read(run, 2, 'xx-en.hyp').split('\n')[:-1]
@@ -145,7 +163,7 @@ def test_scores_are_written_and_told(run, capsys):
   assert (xx['sentences'], xx['truncated']) == (7, 1) and 'tok:13a' in xx['bleu_signature']
   mean = {k: sum(written['pairs'][p][k] for p in PAIRS) / 2 for k in ('bleu', 'chrf', 'copy_bleu', 'copy_chrf')}
   assert written['mean'] == pytest.approx(mean)
-  out = capsys.readouterr().out.splitlines()
+  out = out.splitlines()
   assert out[0] == 'step 2, test' and [line[:5] for line in out if ' 7 ' in line] == list(PAIRS)
   assert out[-1] == f'mean BLEU {mean["bleu"]:.1f} over 2 pairs (copying the source: {mean["copy_bleu"]:.1f})'
   events = scalars(run)
@@ -153,9 +171,9 @@ def test_scores_are_written_and_told(run, capsys):
   assert events[2, 'chrf/yy-en'] == pytest.approx(written['pairs']['yy-en']['chrf'])
 
 
-def test_a_few_translations_are_printed_beside_source_and_reference(run, capsys):
-  decode(run, once=True)
-  blocks = capsys.readouterr().out.partition('\n')[2].split('\n\n')[:-1]
+def test_a_few_translations_are_printed_beside_source_and_reference(made):
+  run, out, _ = made
+  blocks = out.partition('\n')[2].split('\n\n')[:-1]
   # Each pair has five lines that are not empty: of ten lines, those at one sixth, the half and five sixths.
   places = [('xx-en', 3), ('yy-en', 2), ('yy-en', 5)]
   assert [block.splitlines()[0] for block in blocks] == [f'{pair}, line {line}' for pair, line in places]
@@ -170,7 +188,7 @@ def test_a_few_translations_are_printed_beside_source_and_reference(run, capsys)
 
 
 def test_the_checkpoint_can_be_chosen(run):
-  decode(run, step=1)
+  decode(run, step=1, pairs='xx-en')
   decode(run, best=True, pairs='yy-en', split='train', max_sentences=5)
   for options, step in (
     ({'best': True}, 1),
@@ -186,27 +204,26 @@ def test_the_checkpoint_can_be_chosen(run):
   assert not os.path.exists(run.file('decode', 'train', 'step_1', 'xx-en.hyp'))
 
 
-def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
-  decode(run, once=True, pairs='xx-en')
-  first = capsys.readouterr().out
+def test_what_is_done_is_shown_and_not_done_again(made, decoded, capsys, monkeypatch):
+  _, first, _ = made
   with monkeypatch.context() as m:
     m.setattr(Checkpoints, 'load_weights', lambda *a: 1 / 0)
-    decode(run, once=True, pairs='xx-en')
+    decode(decoded, once=True)
   again = capsys.readouterr()
   assert again.out == first and '--overwrite makes it again' in again.err
-  os.remove(run.file('decode', 'test', 'step_2', 'scores.json'))  # killed before its last file
-  decode(run, once=True, pairs='xx-en')
+  os.remove(decoded.file('decode', 'test', 'step_2', 'scores.json'))  # killed before its last file
+  decode(decoded, once=True)
   assert capsys.readouterr().out == first
-  decode(run, once=True, pairs='xx-en', overwrite=True)
+  decode(decoded, once=True, pairs='xx-en', overwrite=True)
   assert 'replacing' in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(run, capsys):
-  decode(run, once=True, pairs='xx-en')
+def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(decoded, capsys):
+  run = decoded
   before, checkpoints = read(run, 2, 'xx-en.hyp'), run.checkpoints()
   shutil.rmtree(os.path.dirname(checkpoints.path(2)))
   checkpoints.save(untrained_run.state_of(run.load()[1], 2, seed=7))
-  decode(run, once=True, pairs='xx-en')
+  decode(run, once=True)
   assert 'replacing' in capsys.readouterr().err
   expected = [h[0].text for h in translator_of(run, 2).translate(TEST_SOURCES).hypotheses]
   assert read(run, 2, 'xx-en.hyp').splitlines() == expected != before.splitlines()
@@ -260,14 +277,14 @@ def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run
   assert len(searched) == 10 and {name: read(run, 2, name) for name in expected} == expected
 
 
-def test_other_settings_replace_what_was_there_only_if_told(run, capsys):
-  decode(run, once=True)
+def test_other_settings_replace_what_was_there_only_if_told(decoded, capsys):
+  run = decoded
   before = read(run, 2, 'scores.json')
-  with pytest.raises(UserError, match='holds results made with beam_size=4, now 1; .*give --overwrite'):
+  with pytest.raises(UserError, match='holds results made with beam_size=2, now 1; .*give --overwrite'):
     decode(run, once=True, beam_size=1, length_norm_alpha=0.0, pairs='yy-en')
   assert read(run, 2, 'scores.json') == before
   decode(run, once=True, beam_size=1, length_norm_alpha=0.0, pairs='yy-en', overwrite=True)
-  assert 'beam_size=4, now 1; length_norm_alpha=2.0, now 0.0' in capsys.readouterr().err
+  assert 'beam_size=2, now 1; length_norm_alpha=2.0, now 0.0' in capsys.readouterr().err
   assert summary(run, 2)['settings']['beam_size'] == 1
   assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.hyp'))
   greedy = translator_of(run, 2, beam_size=1, length_norm_alpha=0.0).translate(TEST_SOURCES[::-1]).hypotheses
@@ -288,8 +305,8 @@ def test_results_of_another_pair_need_a_folder_of_their_own_and_lie_beside_their
   assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.src'))
 
 
-def test_results_are_read_with_the_text_that_was_translated(run, tmp_path):
-  decode(run, once=True)
+def test_results_are_read_with_the_text_that_was_translated(decoded, tmp_path):
+  run = decoded
   ours = LogDirectory.read(run.path)
   other = tmp_path / 'other'
   shutil.copytree(ours.values['data_dir'], other)
@@ -313,10 +330,10 @@ def test_scores_against_a_language_that_the_model_does_not_write_are_warned_of(r
   shutil.copytree(LogDirectory.read(run.path).values['data_dir'], corpus)
   shutil.copytree(corpus / 'xx-en', corpus / 'xx-fr')
   os.rename(corpus / 'xx-fr' / 'test.en', corpus / 'xx-fr' / 'test.fr')
-  decode(run, once=True, data_dir=str(corpus), pairs='xx-fr', out=str(tmp_path / 'fr'))
+  decode(run, once=True, data_dir=str(corpus), pairs='xx-fr', max_sentences=1, out=str(tmp_path / 'fr'))
   assert 'warning: the model writes en and takes no tag, so' in (told := capsys.readouterr().err)
   assert 'another language: fr' in told
-  decode(run, once=True, pairs='xx-en', out=str(tmp_path / 'en'))
+  decode(run, once=True, pairs='xx-en', max_sentences=1, out=str(tmp_path / 'en'))
   assert 'warning: the model writes' not in capsys.readouterr().err
 
 
@@ -381,7 +398,7 @@ def test_a_checkpoint_that_is_dropped_before_it_is_read_is_passed_over(run, monk
     return restore(self, step, specs)
 
   monkeypatch.setattr(Checkpoints, 'restore', slow)
-  decode(run, pairs='xx-en')
+  decode(run, pairs='xx-en', max_sentences=1)
   assert 'step 2 was dropped before it was read' in capsys.readouterr().err
   assert summary(run, 3)['step'] == 3 and not os.path.exists(run.file('decode', 'test', 'step_2'))
 

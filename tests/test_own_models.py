@@ -61,9 +61,9 @@ def test_a_run_is_opened_with_import_alone(folder, command):
   assert done.returncode == 1 and line.startswith('error: ') and 'runs/x/config.json' in line
   assert line.endswith('a model of your own needs the file or module that registers it: --import=harbour.py)')
   assert 'Traceback' not in done.stderr and not done.stdout
-  done = lingvo_moe_in(folder, *command, '--import=harbour.py', input='Ein Hund läuft.\n')
-  assert done.returncode == 0, done.stderr
-  assert command[0] != 'translate' or done.stdout.count('\n') == 1
+  if command[0] == 'decode':  # tests below go on with a run, and translate with it
+    done = lingvo_moe_in(folder, *command, '--import=harbour.py')
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize('command', [['report', 'runs/x'], ['average', 'runs/x', '--last=1', '--out=mean']])
@@ -109,31 +109,46 @@ def test_meshes_agree_with_one_device_and_every_tensor_is_split(folder):
 HOSTILE = "import pathlib\npathlib.Path('executed').touch()\n" + (FILES / 'harbour.py').read_text()
 
 
-@pytest.mark.parametrize('place', ['beside the run', 'in the run', 'a package'])
-def test_a_strangers_folder_executes_nothing(folder, tmp_path, place):
+def test_a_strangers_folder_executes_nothing(folder, tmp_path):
   shutil.copytree(folder / 'runs/x', tmp_path / 'runs/x')
-  where = {'beside the run': tmp_path, 'in the run': tmp_path / 'runs/x', 'a package': tmp_path / 'harbour'}[place]
-  where.mkdir(exist_ok=True)
-  (where / ('__init__.py' if place == 'a package' else 'harbour.py')).write_text(HOSTILE)
+  (tmp_path / 'harbour').mkdir()
+  for path in ('harbour.py', 'runs/x/harbour.py', 'harbour/__init__.py'):
+    (tmp_path / path).write_text(HOSTILE)
   done = lingvo_moe_in(tmp_path, 'translate', 'runs/x', input='Ein Hund.\n')
   assert done.returncode == 1 and '--import=harbour.py' in done.stderr
   assert not [*tmp_path.rglob('executed')]
 
 
-@pytest.mark.parametrize(
-  'name', ['../evil.Tiny', 'evil', 'os.path', 'evil.models.Tiny', '__main__.Tiny', 'mt.evil.Tiny']
-)
-def test_a_name_that_a_run_gives_is_looked_up_and_never_imported(folder, tmp_path, name):
+@pytest.fixture
+def hostile(folder, tmp_path, monkeypatch):
+  """A working directory, from which Python imports, of modules that are executed if they are; a run, x, is in it."""
   shutil.copytree(folder / 'runs/x', tmp_path / 'x')
   for path in ('evil.py', 'evil/__init__.py', 'evil/models.py'):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text(HOSTILE)
-  written = json.loads((tmp_path / 'x/config.json').read_text())
-  written = {'model': name, 'values': written['values'], 'files': written['files']}
-  (tmp_path / 'x/config.json').write_text(json.dumps(written))
-  done = lingvo_moe_in(tmp_path, 'translate', 'x', input='Ein Hund.\n')
-  assert done.returncode == 1 and 'no model is called' in done.stderr.splitlines()[-1]
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  yield tmp_path
   assert not [*tmp_path.rglob('executed')]
+
+
+def write_name(folder, name):
+  written = json.loads((folder / 'x/config.json').read_text())
+  written = {'model': name, 'values': written['values'], 'files': written['files']}
+  (folder / 'x/config.json').write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize('name', ['../evil.Tiny', 'evil', 'os.path', '__main__.Tiny', 'mt.evil.Tiny', 'evil.Tiny'])
+def test_a_name_that_a_run_gives_is_looked_up_and_never_imported(hostile, name):
+  write_name(hostile, name)
+  with pytest.raises(UserError, match='no model is called'):
+    lingvo_moe.load('x')
+
+
+def test_a_command_imports_no_name_that_a_run_gives(hostile):
+  write_name(hostile, 'evil.models.Tiny')
+  done = lingvo_moe_in(hostile, 'translate', 'x', input='Ein Hund.\n')
+  assert done.returncode == 1 and 'no model is called' in done.stderr.splitlines()[-1]
 
 
 # A file that changes, and mistakes.
@@ -142,7 +157,7 @@ def test_a_name_that_a_run_gives_is_looked_up_and_never_imported(folder, tmp_pat
 def test_a_file_that_has_changed_is_said_and_the_run_keeps_its_values(folder, tmp_path):
   shutil.copytree(folder / 'runs/x', tmp_path / 'x')
   source, before = (FILES / 'harbour.py').read_text(), (tmp_path / 'x/config.json').read_bytes()
-  go_on = ['train', '--logdir=x', '--import=harbour.py', f'--data_dir={folder / "corpus"}', '--max_steps=6']
+  go_on = ['train', '--logdir=x', '--import=harbour.py', f'--data_dir={folder / "corpus"}', '--max_steps=3']
 
   (tmp_path / 'harbour.py').write_text(source.replace('num_experts: int = 4', 'num_experts: int = 6'))
   done = lingvo_moe_in(tmp_path, *go_on)

@@ -1,5 +1,8 @@
 """The training job from the outside: what it leaves in its log directory, and how it goes on after an interruption."""
 
+import contextlib
+import functools
+import io
 import json
 import os
 import re
@@ -32,8 +35,10 @@ BINDINGS = [
   'Tiny.source_vocab_size = 282',
   'Tiny.target_vocab_size = 280',
   'Tiny.eval_every = 4',
-  'Tiny.encoder_layers = 2',
-  'Tiny.decoder_layers = 2',
+  'Tiny.encoder_layers = 1',
+  'Tiny.decoder_layers = 1',
+  'Tiny.moe_every = 1',
+  'Tiny.max_length = 32',
 ]
 
 
@@ -78,6 +83,16 @@ def whole(corpus, tmp_path_factory):
   return logdir
 
 
+@pytest.fixture(scope='module')
+def parts(corpus, tmp_path_factory):
+  """The same run in two parts, with traces of their own, so that equal bits do not come from those of the whole."""
+  logdir = tmp_path_factory.mktemp('parts')
+  with shared_traces.shared():
+    train(corpus, logdir, 4)
+    train(corpus, logdir, 8)
+  return logdir
+
+
 def test_a_run_leaves_everything_that_decoding_needs(whole):
   config = json.loads((whole / 'config.json').read_text())
   assert config['model'] == MODEL and config['values']['eval_every'] == 4
@@ -94,7 +109,7 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
   assert lines[0]['objective'] == pytest.approx(sum(parts), rel=1e-6)
   assert parts[1] == pytest.approx(0.01 * lines[0]['aux_loss'], rel=1e-6)
   assert {
-    f'moe/{stack}/layer_01/{what}'
+    f'moe/{stack}/layer_00/{what}'
     for stack in ('encoder', 'decoder')
     for what in ('aux_loss', 'second_dropped', 'entropy')
   } <= lines[0].keys()
@@ -110,7 +125,7 @@ def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
       assert len(load_E) == 8 and max(load_E) / np.mean(load_E) == pytest.approx(line[f'moe/{layer}/largest_load'])
   dev = json.loads((whole / 'dev_routing.json').read_text())
   assert dev['step'] == 8 and dev['subsets'] == ['xx-en']
-  by_pair = np.array(dev['choices']['encoder/layer_01'])
+  by_pair = np.array(dev['choices']['encoder/layer_00'])
   assert by_pair.shape == (1, 8) and by_pair.sum() % 2 == 0 < by_pair.sum()  # two experts a token
   (environment,) = [json_files.parse(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
   assert environment['step'] == 0 and environment['software']['tensorflow'] == tf.__version__
@@ -121,10 +136,8 @@ def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
   assert 'has no' not in text.partition('id="samples"')[0].partition('id="experts"')[2]
 
 
-def test_every_line_has_the_seconds_and_tokens_since_the_run_began_over_its_restarts(corpus, whole, tmp_path):
-  train(corpus, tmp_path, 4)
-  train(corpus, tmp_path, 8)
-  lines = lines_of(tmp_path)
+def test_every_line_has_the_seconds_and_tokens_since_the_run_began_over_its_restarts(whole, parts):
+  lines = lines_of(parts)
   seconds = [line['seconds_so_far'] for line in lines]
   assert seconds == sorted(seconds) and seconds[0] > 0
   steps = [line for line in lines if 'loss' in line]
@@ -139,14 +152,16 @@ def test_the_dev_loss_of_the_only_pair_is_the_dev_loss(whole):
 
 
 @pytest.mark.compiled
-def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, whole, tmp_path):
-  assert train(corpus, tmp_path, 4) is None
+def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, tmp_path):
+  stacks = [f'Tiny.{name} = 2' for name in ('encoder_layers', 'decoder_layers', 'moe_every')]
+  assert train(corpus, tmp_path / 'whole', 6, stacks) is None
+  assert train(corpus, tmp_path / 'scanned', 3, stacks) is None
   scanned = ['Tiny.scan_layers = True', 'Tiny.remat = "block"', 'Tiny.micro_batches = 2']
-  assert train(corpus, tmp_path, 8, bindings=scanned) is None
-  (steps, got), (expected_steps, expected) = (zip(*losses(d)) for d in (tmp_path, whole))
+  assert train(corpus, tmp_path / 'scanned', 6, stacks + scanned) is None
+  (steps, got), (expected_steps, expected) = (zip(*losses(tmp_path / name)) for name in ('scanned', 'whole'))
   assert steps == expected_steps
   np.testing.assert_allclose(got, expected, rtol=1e-4)
-  assert tensors(tmp_path, 8).keys() == tensors(whole, 8).keys()
+  assert tensors(tmp_path / 'scanned', 6).keys() == tensors(tmp_path / 'whole', 6).keys()
 
 
 def test_the_event_file_holds_the_same_scalars(whole):
@@ -161,25 +176,41 @@ def test_the_event_file_holds_the_same_scalars(whole):
   assert dict(found) == pytest.approx(dict(losses(whole)))
 
 
-def test_a_run_in_two_parts_equals_one_in_one_bit_for_bit(corpus, whole, tmp_path):
-  with shared_traces.shared():  # not with the whole run, so that equal bits do not come from one trace
-    train(corpus, tmp_path, 4)
-    train(corpus, tmp_path, 8)
-  assert losses(tmp_path) == losses(whole)
-  assert_same_state(tensors(tmp_path, 8), tensors(whole, 8))
+def test_a_run_in_two_parts_equals_one_in_one_bit_for_bit(whole, parts):
+  assert losses(parts) == losses(whole)
+  assert_same_state(tensors(parts, 8), tensors(whole, 8))
 
 
-def test_biases_of_experts_and_adamw_resume_bit_for_bit(corpus, tmp_path):
-  values = {'gate': 'top_k', 'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'optimizer': 'adamw'}
-  bindings = [f'Tiny.{name} = {value!r}' for name, value in values.items()]
-  train(corpus, tmp_path / 'whole', 6, bindings)
-  with shared_traces.shared():
-    train(corpus, tmp_path / 'parts', 3, bindings)
-    train(corpus, tmp_path / 'parts', 6, bindings)
-  state = tensors(tmp_path / 'whole', 6)
+BIASED = {'gate': 'top_k', 'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'optimizer': 'adamw'}
+BIASED |= {'capacity_factor': 0.1, 'log_every': 3}
+
+
+@pytest.fixture(scope='module')
+def biased(corpus, tmp_path_factory):
+  """(Function that trains with biases of experts, AdamW and few slots; a run of four such steps; what it said)."""
+  bindings = [f'Tiny.{name} = {value!r}' for name, value in BIASED.items()]
+  run = functools.partial(train, corpus, bindings=bindings)
+  logdir = tmp_path_factory.mktemp('biased')
+  with contextlib.redirect_stderr(io.StringIO()) as said:
+    run(logdir, 4)
+  return run, logdir, said.getvalue()
+
+
+def test_biases_of_experts_and_adamw_resume_bit_for_bit(biased, tmp_path):
+  run, logdir, _ = biased
+  run(tmp_path, 2)
+  run(tmp_path, 4)
+  state = tensors(logdir, 4)
   assert any(np.any(value) for name, value in state.items() if name.endswith('gate_bias'))
-  assert losses(tmp_path / 'parts') == losses(tmp_path / 'whole')
-  assert_same_state(tensors(tmp_path / 'parts', 6), state)
+  assert losses(tmp_path)[1:] == losses(logdir)
+  assert_same_state(tensors(tmp_path, 4), state)
+
+
+def test_the_last_step_is_logged_and_dropped_choices_are_said_once(biased):
+  _, logdir, said = biased
+  assert [step for step, _ in losses(logdir)] == [3, 4]
+  said = [line for line in said.splitlines() if 'of the choices of experts' in line]
+  assert len(said) == 1 and said[0].startswith('step 3 dropped ')
 
 
 def test_several_steps_in_a_call_change_nothing(corpus, whole, tmp_path, monkeypatch):
@@ -190,16 +221,16 @@ def test_several_steps_in_a_call_change_nothing(corpus, whole, tmp_path, monkeyp
     return train_steps(self, batches)
 
   monkeypatch.setattr(LocalRuntime, 'train_steps', counted)
-  bindings = ['Tiny.log_every = 100', 'Tiny.save_every = 3', 'Tiny.boundaries = (64,)']
-  train(corpus, tmp_path / 'one', 8, bindings)
-  assert calls == [(step, 1) for step in range(8)]
+  bindings = ['Tiny.log_every = 100', 'Tiny.save_every = 3', 'Tiny.boundaries = (32,)']
+  train(corpus, tmp_path / 'one', 6, bindings)
+  assert calls == [(step, 1) for step in range(6)]
   calls.clear()
-  train(corpus, tmp_path / 'loops', 8, bindings, steps_per_loop=100)
-  assert calls == [(0, 3), (3, 1), (4, 2), (6, 2)]  # saved at 3 and 6, evaluated at 4 and 8
-  assert_same_state(tensors(tmp_path / 'loops', 8), tensors(tmp_path / 'one', 8))
+  train(corpus, tmp_path / 'loops', 6, bindings, steps_per_loop=100)
+  assert calls == [(0, 3), (3, 1), (4, 2)]  # saved at 3, evaluated at 4 and 6
+  assert_same_state(tensors(tmp_path / 'loops', 6), tensors(tmp_path / 'one', 6))
   assert losses(tmp_path / 'loops') == losses(tmp_path / 'one')
   with pytest.raises(UserError, match='saw --steps_per_loop=200 and log_every=100: bind log_every = 200'):
-    train(corpus, tmp_path / 'more', 8, bindings, steps_per_loop=200)
+    train(corpus, tmp_path / 'more', 6, bindings, steps_per_loop=200)
   saved = [sorted(os.listdir(tmp_path / name / 'checkpoints')) for name in ('one', 'loops')]
   assert saved[0] == saved[1]
 
@@ -254,8 +285,8 @@ def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_pat
   assert os.listdir(tmp_path / 'checkpoints') == ['step_00000003']
   assert not (tmp_path / 'finished.json').exists()
   monkeypatch.undo()
-  train(corpus, tmp_path, 8)
-  assert losses(tmp_path) == losses(whole)
+  train(corpus, tmp_path, 4)
+  assert losses(tmp_path) == losses(whole)[:4]
 
 
 def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(corpus, whole, tmp_path, capsys):
@@ -295,13 +326,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(corpus, tmp_
   bindings = ["Tiny.schedule = 'constant'", 'Tiny.learning_rate = 1e30']
   with pytest.raises(UserError, match=r'must stay finite; at step [23] .*no checkpoint had been saved yet.*lower lear'):
     train(corpus, tmp_path, 4, bindings)
-
-
-def test_the_last_step_is_logged_and_dropped_choices_are_said_once(corpus, tmp_path, capsys):
-  assert train(corpus, tmp_path / 'log', 3, ['Tiny.capacity_factor = 0.1', 'Tiny.log_every = 2']) is None
-  assert [step for step, _ in losses(tmp_path / 'log')] == [2, 3]
-  said = [line for line in capsys.readouterr().err.splitlines() if 'of the choices of experts' in line]
-  assert len(said) == 1 and said[0].startswith('step 2 dropped ')
 
 
 def test_a_run_does_not_go_on_as_another_model(corpus, whole):
@@ -348,7 +372,7 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
   for language in ('xx', 'en'):
     path = tmp_path / 'corpus' / 'xx-en' / f'dev.{language}'
     lines = path.read_text().splitlines()
-    lines[0] = lines[10] = 'xv xv xv xv'  # the two that are taken are harder than the others
+    lines[0] = lines[10] = 'six six six six six'  # the two that are taken are harder than the others
     path.write_text('\n'.join(lines) + '\n')
   logdir, patient = tmp_path / 'run', ['Tiny.patience = 1', 'Tiny.keep_checkpoints = 1']
   assert train(tmp_path / 'corpus', logdir, 8, patient) is None
@@ -367,21 +391,25 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
   assert '(max_steps)' in said
 
 
-def test_checkpoints_are_ranked_by_a_score_of_greedy_translations_and_a_run_may_change_that(corpus, tmp_path, capsys):
+def test_a_run_may_rank_checkpoints_by_a_score_of_greedy_translations_and_again_by_loss(
+  corpus, whole, tmp_path, capsys
+):
+  logdir = tmp_path / 'run'
+  shutil.copytree(whole, logdir)
   ranked = ['Tiny.best_by = "chrf"', 'Tiny.best_by_sentences = 5', 'Tiny.patience = 2']
-  assert train(corpus, tmp_path / 'run', 8, ranked) is None
+  assert train(corpus, logdir, 12, ranked) is None
   said = capsys.readouterr().err
   assert said.count('greedy translations of dev text: BLEU ') == 2 and '; best dev chrF ' in said
-  evaluations = [line for line in lines_of(tmp_path / 'run') if 'dev_loss' in line]
-  scores = [line['dev_chrf'] for line in evaluations]
-  best = RunDir(str(tmp_path / 'run')).checkpoints().best()
-  assert (best.metric, best.score) == ('chrF', max(scores)) and best.dev_text.endswith(' chrF 5')
-  assert evaluations[0].keys() >= {'dev_bleu', 'dev_perplexity'}
-  assert f'the best by dev chrF ({best.score:.4g})' in RunDir(str(tmp_path / 'run')).checkpoints().describe(best.step)
-  assert train(corpus, tmp_path / 'run', 12, ['Tiny.best_by = "loss"']) is None
+  assert 'checkpoints are ranked by dev chrF from now on: the best checkpoint, of step 8' in said
+  *_, again, last = [line for line in lines_of(logdir) if 'dev_text' in line]
+  best = RunDir(str(logdir)).checkpoints().best()
+  assert (best.metric, best.score) == ('chrF', max(again['dev_chrf_of_best'], last['dev_chrf']))
+  assert best.dev_text.endswith(' chrF 5') and last.keys() >= {'dev_bleu', 'dev_perplexity'}
+  assert f'the best by dev chrF ({best.score:.4g})' in RunDir(str(logdir)).checkpoints().describe(best.step)
+  assert train(corpus, logdir, 13, ['Tiny.best_by = "loss"']) is None
   said = capsys.readouterr().err
   assert 'checkpoints are ranked by dev loss from now on: the best checkpoint, of step' in said
-  assert RunDir(str(tmp_path / 'run')).checkpoints().best().metric is None
+  assert RunDir(str(logdir)).checkpoints().best().metric is None
 
 
 def test_measuring_an_earlier_best_again_leaves_training_as_it_was(corpus, whole, tmp_path, capsys):
@@ -390,6 +418,7 @@ def test_measuring_an_earlier_best_again_leaves_training_as_it_was(corpus, whole
   (logdir / 'train.jsonl').unlink()  # which has the dev loss of step 4 on this text
   for step, loss in ((4, 1.0), (8, 2.0)):  # as if step 4 were the best
     (logdir / 'checkpoints' / f'step_{step:08d}' / 'dev_loss.json').write_text(f'{{"dev_loss": {loss}}}')
+  shutil.copytree(whole, tmp_path / 'whole')
   train(corpus, tmp_path / 'whole', 9)
   assert train(corpus, logdir, 9) is None
   assert (
@@ -449,16 +478,16 @@ def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, c
     init_from=str(whole),
   )
   told = capsys.readouterr().err
-  assert 'not taken: encoder/layer_01/moe/wi has shape (8, 32, 64) there, (4, 32, 64) here' in told
+  assert 'not taken: encoder/layer_00/moe/wi has shape (8, 32, 64) there, (4, 32, 64) here' in told
   assert f'weights taken from {whole}/checkpoints/step_' in told
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_same_weights(corpus, whole, tmp_path, capsys):
   bindings = [f'Tiny.{side}_vocab = "{whole}/vocab/{side}.model"' for side in ('source', 'target')]
-  train(corpus, tmp_path, 2, bindings, init_from=str(whole))
+  train(corpus, tmp_path, 1, bindings, init_from=str(whole))
   begun = losses(tmp_path)
   shutil.rmtree(tmp_path / 'checkpoints')
-  train(corpus, tmp_path, 2, bindings)
+  train(corpus, tmp_path, 1, bindings)
   told = capsys.readouterr().err
   assert f'has no checkpoint yet and was begun with --init_from={whole}/checkpoints/step_' in told
   assert losses(tmp_path) == begun
@@ -491,14 +520,19 @@ def test_two_trainers_do_not_share_a_log_directory(corpus, whole):
     train(corpus, whole, 9)
 
 
-def test_a_run_out_of_patience_stays_ended(corpus, tmp_path, capsys):
-  bindings = ['Tiny.patience = 1', 'Tiny.eval_every = 1', "Tiny.schedule = 'constant'", 'Tiny.learning_rate = 1']
-  train(corpus, tmp_path, 8, bindings)
-  ended = losses(tmp_path)[-1][0]
-  assert ended < 8 and json.loads((tmp_path / 'finished.json').read_text())['reason'].startswith('no gain on dev')
-  train(corpus, tmp_path, 8, bindings)
-  assert losses(tmp_path)[-1][0] == ended
-  assert f'step {ended} of 8: nothing left to do (no gain on dev in 1 evaluation)' in capsys.readouterr().err
+def test_a_run_out_of_patience_stays_ended(corpus, whole, tmp_path, capsys):
+  logdir = tmp_path / 'run'
+  shutil.copytree(whole, logdir)
+  noted = logdir / 'checkpoints' / 'step_00000008' / 'dev_loss.json'
+  evaluation = {**json.loads(noted.read_text()), 'dev_loss': 1.0}  # which none comes below
+  noted.write_text(json.dumps({name: value for name, value in evaluation.items() if name != 'crc32'}))
+  bindings = ['Tiny.patience = 1', 'Tiny.eval_every = 1']
+  train(corpus, logdir, 12, bindings)
+  assert losses(logdir)[-1][0] == 9
+  assert json.loads((logdir / 'finished.json').read_text())['reason'].startswith('no gain on dev')
+  train(corpus, logdir, 12, bindings)
+  assert losses(logdir)[-1][0] == 9
+  assert 'step 9 of 12: nothing left to do (no gain on dev in 1 evaluation)' in capsys.readouterr().err
 
 
 def test_embeddings_of_another_vocabulary_are_not_taken(corpus, whole, tmp_path, capsys):

@@ -30,7 +30,7 @@ def make_run(folder, pairs):
   rng = random.Random(0)
   for pair in pairs:
     reversed_corpus.write_lines(folder / 'corpus' / pair, 'train', reversed_corpus.draw(rng, 200))
-  fields = {'pairs': '', 'source_vocab_size': 286, 'length_norm_alpha': 2.0}
+  fields = {'pairs': '', 'source_vocab_size': 286, 'length_norm_alpha': 2.0, 'max_length': 16, 'beam_size': 3}
   return untrained_run.begin(folder, folder / 'corpus', {1: 2.0, 2: 3.0}, **fields)
 
 
@@ -132,8 +132,8 @@ def test_n_best_gives_number_score_log_probability_and_text(run):
 @pytest.mark.parametrize(
   'split, what',
   [
-    ('never', 'is over max_length=32 tokens and was translated in part'),
-    ('auto', 'has a sentence over max_length=32 tokens, which was cut where a clause ends'),
+    ('never', 'is over max_length=16 tokens and was translated in part'),
+    ('auto', 'has a sentence over max_length=16 tokens, which was cut where a clause ends'),
   ],
 )
 def test_a_line_over_the_limit_is_cut_or_translated_in_part_with_a_warning(run, capsys, split, what):

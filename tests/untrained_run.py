@@ -18,7 +18,7 @@ def begin(folder: pathlib.Path, corpus: pathlib.Path, dev_losses: Mapping[int, f
   """The run in folder/log, of one layer a stack, with a checkpoint of each step that has a dev loss."""
   run = RunDir(str(folder / 'log'))
   sizes = {'target_vocab_size': 280, 'max_length': 32, 'encoder_layers': 1, 'decoder_layers': 1, 'moe_every': 1}
-  config = run.begin(MODEL, configuration.resolve(MODEL, data_dir=str(corpus), **sizes, **fields))
+  config = run.begin(MODEL, configuration.resolve(MODEL, data_dir=str(corpus), **sizes | fields))
   for step, dev_loss in dev_losses.items():
     run.checkpoints().save(state_of(config, step, seed=step))
     run.checkpoints().note_dev_loss(step, dev_loss)
