@@ -121,6 +121,11 @@ def test_experts_are_not_left_out_of_groups():
   assert config.with_share_of_experts(1.0).num_experts == 8
 
 
+def test_texts_differ_by_language_and_by_line(texts):
+  of_languages = [tuple(h.text for h in of_language) for of_language in texts.values()]
+  assert len({*of_languages}) == 3 and all(len({*of_language}) > 3 for of_language in of_languages)
+
+
 TWO = pytest.param(['aa', 'cc'], marks=pytest.mark.slow)
 
 
@@ -141,11 +146,6 @@ def test_an_export_for_the_engine_gives_the_texts_of_the_run(run, texts, tmp_pat
   if kept == ['bb']:
     assert f'language: {json.dumps(["bb", "en"])}' in (tmp_path / 'out' / 'README.md').read_text()
     assert said.count(' of 8\n') == 2 and not list((tmp_path / 'out').glob('*experts*'))  # it is dense
-
-
-def test_texts_differ_by_language_and_by_line(texts):
-  of_languages = [tuple(h.text for h in of_language) for of_language in texts.values()]
-  assert len({*of_languages}) == 3 and all(len({*of_language}) > 3 for of_language in of_languages)
 
 
 def test_a_saved_model_of_one_language_gives_its_texts(run, texts, tmp_path):

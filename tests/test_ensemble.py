@@ -39,37 +39,64 @@ def single(toy_run):
   return lingvo_moe.load(toy_run.path)
 
 
-def test_equal_members_give_what_one_gives(toy_run, single):
-  of_three = lingvo_moe.load(toy_run.path, ensemble=['@last', f'{toy_run.path}@best'])
-  assert of_three.checkpoint.count(toy_run.path) == 2
-  ensemble = lingvo_moe.load(toy_run.path, ensemble=['@last'])
-  for values in ({}, {'search': 'sample', 'sample_temperature': 2.0}, {'ban': ['dog']}):
-    found = ensemble.translate(SENTENCES, n_best=4, scores=True, **values)
-    expected = single.translate(SENTENCES, n_best=4, scores=True, **values)
-    assert [[h.text for h in own] for own in found] == [[h.text for h in own] for own in expected]
-    numbers = lambda answers: [h[1:3] for own in answers for h in own]
-    np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-4, atol=1e-4)
-  [own], [theirs] = (m.translate(SENTENCES[:1], n_best=4, alignments=True) for m in (ensemble, single))
+@pytest.fixture(scope='module')
+def doubled(toy_run):
+  """An ensemble of equal members."""
+  return lingvo_moe.load(toy_run.path, ensemble=['@last'])
+
+
+@pytest.fixture(scope='module')
+def mixed(toy_run, other):
+  """An ensemble of the two runs."""
+  return lingvo_moe.load(toy_run.path, ensemble=[other])
+
+
+@pytest.mark.parametrize('values', [{}, {'search': 'sample', 'sample_temperature': 2.0}, {'ban': ['dog']}])
+def test_equal_members_give_what_one_gives(single, doubled, values):
+  found = doubled.translate(SENTENCES, n_best=4, scores=True, **values)
+  expected = single.translate(SENTENCES, n_best=4, scores=True, **values)
+  assert [[h.text for h in own] for own in found] == [[h.text for h in own] for own in expected]
+  numbers = lambda answers: [h[1:3] for own in answers for h in own]
+  np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_equal_members_align_as_one(single, doubled):
+  [own], [theirs] = (m.translate(SENTENCES[:1], n_best=4, alignments=True) for m in (doubled, single))
   assert [h.alignment for h in own] == [h.alignment for h in theirs]
 
 
-def test_log_probabilities_are_means_of_those_of_the_members(toy_run, single, other):
-  second = lingvo_moe.load(other)
-  ensemble = lingvo_moe.load(toy_run.path, ensemble=[other])
+def test_a_checkpoint_is_named_with_or_without_its_run(toy_run):
+  ensemble = lingvo_moe.load(toy_run.path, ensemble=['@last', f'{toy_run.path}@best'])
+  assert ensemble.checkpoint.count(toy_run.path) == 2
+
+
+@pytest.fixture(scope='module')
+def mean_of(single, other):
+  """Function from pairs to the means of their log-probabilities by the two runs."""
+  runs = single, lingvo_moe.load(other)
+  return lambda pairs: np.mean([[s.log_prob for s in run.score(pairs)] for run in runs], axis=0)
+
+
+def test_log_probabilities_are_means_of_those_of_the_members(mixed, mean_of):
   pairs = toy.sentences()[:4]
-  mean = np.mean([[s.log_prob for s in m.score(pairs)] for m in (single, second)], axis=0)
-  np.testing.assert_allclose([s.log_prob for s in ensemble.score(pairs)], mean, rtol=1e-5)
-  # So are those of beam search, of a text that is written by the pieces by which it is read.
-  found = ensemble.translate([source for source, _ in pairs], n_best=4, scores=True)
-  texts = [(source, h.text) for (source, _), own in zip(pairs, found) for h in own]
-  mean = np.mean([[s.log_prob for s in m.score(texts)] for m in (single, second)], axis=0)
+  np.testing.assert_allclose([s.log_prob for s in mixed.score(pairs)], mean_of(pairs), rtol=1e-5)
+
+
+def test_log_probabilities_of_beam_search_are_means_too(mixed, mean_of):
+  found = mixed.translate(SENTENCES, n_best=4, scores=True)
+  mean = mean_of([(source, h.text) for source, own in zip(SENTENCES, found) for h in own])
+  # Of a text that is written by the pieces by which it is read.
   assert np.isclose([h.log_prob for own in found for h in own], mean, rtol=1e-4).sum() >= 4
 
 
-def test_commands_take_ensembles(toy_run, other, single, tmp_path):
+def test_translate_takes_an_ensemble(toy_run, other, mixed):
   output, lines = io.StringIO(), ''.join(line + '\n' for line in SENTENCES[:3])
-  translate.translate(translate.Options(toy_run.path, ensemble=[other]), io.BytesIO(lines.encode()), output)
-  assert output.getvalue().splitlines() == lingvo_moe.load(toy_run.path, ensemble=[other]).translate(SENTENCES[:3])
+  translate.translate(translate.Options(toy_run.path, ensemble=[other], n_best=4), io.BytesIO(lines.encode()), output)
+  texts = [text for own in mixed.translate(SENTENCES[:3], n_best=4) for text in own]
+  assert [line.split('\t')[3] for line in output.getvalue().splitlines()] == texts
+
+
+def test_decode_takes_an_ensemble(toy_run, other, tmp_path):
   decoded = [
     decoder.Options(toy_run.path, split='dev', once=True, max_sentences=2, out=str(tmp_path), ensemble=e)
     for e in ([], [other])

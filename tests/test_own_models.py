@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
   for language in ('de', 'en'):
     shutil.copy(root / f'corpus/de-en/dev.{language}', root / f'corpus/de-en/test.{language}')
   train = ['train', '--import=harbour.py', '--model=harbour.Tiny', '--data_dir=corpus', '--logdir=runs/x']
-  done = lingvo_moe_in(root, *train, *SIZES, '--max_steps=2')
+  done = lingvo_moe_in(root, *train, *SIZES, '--max_steps=1')
   assert done.returncode == 0, done.stderr
   return root
 
@@ -51,7 +51,7 @@ def test_a_run_records_the_name_and_a_checksum_and_no_path(folder):
   [
     ['translate', 'runs/x'],
     ['decode', 'runs/x', '--once'],
-    ['train', '--logdir=runs/x', '--max_steps=4'],
+    ['train', '--logdir=runs/x', '--max_steps=2'],
   ],
   ids=lambda command: command[0],
 )
@@ -157,7 +157,7 @@ def test_a_command_imports_no_name_that_a_run_gives(hostile):
 def test_a_file_that_has_changed_is_said_and_the_run_keeps_its_values(folder, tmp_path):
   shutil.copytree(folder / 'runs/x', tmp_path / 'x')
   source, before = (FILES / 'harbour.py').read_text(), (tmp_path / 'x/config.json').read_bytes()
-  go_on = ['train', '--logdir=x', '--import=harbour.py', f'--data_dir={folder / "corpus"}', '--max_steps=3']
+  go_on = ['train', '--logdir=x', '--import=harbour.py', f'--data_dir={folder / "corpus"}', '--max_steps=1']
 
   (tmp_path / 'harbour.py').write_text(source.replace('num_experts: int = 4', 'num_experts: int = 6'))
   done = lingvo_moe_in(tmp_path, *go_on)

@@ -314,9 +314,11 @@ def random_batch(config, length=4, seed=0):
 
 
 def small(name):
-  """A tiny model's configuration with few symbols and, of pairs of sentences, two rows a group."""
+  """A tiny model's configuration with few symbols and layers and, of pairs of sentences, two rows a group."""
   cls = registry.get(name)
   sizes = {'source_vocab_size': 40, 'target_vocab_size': 30, 'vocab_size': 40}
+  if hasattr(cls, 'moe_every'):  # as many layers as repeat
+    sizes |= dict.fromkeys(('encoder_layers', 'decoder_layers', 'num_layers'), cls.moe_every)
   if hasattr(cls, 'target_vocab_size'):
     sizes['batch_tokens'] = 2 * cls.num_groups * cls.max_length
   return cls(**{field: size for field, size in sizes.items() if hasattr(cls, field)})
@@ -357,6 +359,8 @@ def test_bfloat16_activations_give_nearly_the_loss_and_gradients_of_float32(disp
       target_vocab_size=30,
       encoder_layers=2,
       decoder_layers=2,
+      scan_layers=False,
+      remat='none',
       num_experts=8,
       dispatch=dispatch,
       activation_dtype=dtype,
