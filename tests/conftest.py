@@ -25,10 +25,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = 'PYTEST_XDIST_WORKER' in os.environ  # one of several processes that share the tests and the cores
 THREADS = 1 if WORKER else 2
 # For programs that TensorFlow compiles, as JAX_DISABLE_MOST_OPTIMIZATIONS. Without fusion emitters XLA compiles twice
-# as fast, but to programs of other operations, which tests marked compiled count; workers run none of these.
+# as fast.
 XLA_FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
-if WORKER:
-  XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
+XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['XLA_FLAGS'] = f'{XLA_FLAGS} {os.environ.get("XLA_FLAGS", "")}'
 _MUCH = 2**29  # bytes
 _resident = 0  # bytes, when the last were given back

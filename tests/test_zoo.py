@@ -324,13 +324,14 @@ def small(name):
   return cls(**{field: size for field, size in sizes.items() if hasattr(cls, field)})
 
 
-# Siblings of two models of GShard that differ from them in the number of experts and of layers take seconds each.
-SIBLINGS = [
-  n for n in TINIES if n.startswith('mt.m4.MoE') and n[len('mt.m4.') :] not in ('MoE2048E60LTiny', 'MoE2048E12LTiny')
-]
+def marks_of(name):
+  """Of siblings of two models of GShard that differ from them in the numbers of experts and of layers."""
+  if not name.startswith('mt.m4.MoE') or name.endswith(('MoE2048E60LTiny', 'MoE2048E12LTiny')):
+    return []
+  return pytest.mark.compiled if name.endswith('12LTiny') else pytest.mark.slow
 
 
-@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.compiled) if n in SIBLINGS else n for n in TINIES])
+@pytest.mark.parametrize('name', [pytest.param(name, marks=marks_of(name)) for name in TINIES])
 def test_every_tiny_model_takes_a_training_step(name):
   config = small(name)
   program = config.program()

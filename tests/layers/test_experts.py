@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import types
 
 import numpy as np
@@ -20,8 +21,12 @@ from lingvo_moe.ops import backend, cpu, xla
 X_BTM = tf.random.stateless_normal([4, 6, 6], [0, 1])
 PADDINGS_BT = tf.constant([[0.0] * 6] * 3 + [[0.0] * 4 + [1.0] * 2])
 LAYER = MoE(model_dim=6, hidden_dim=10, num_experts=4, num_groups=2, capacity_factor=8.0, gate=TopK(2))
-# Once, a program runs sooner than it is traced. Compiled ones take seconds each.
-WAYS = ['gather', 'grouped', pytest.param('compiled gather', marks=pytest.mark.compiled)]
+# Once, a program runs sooner than it is traced. Compiled ones take seconds each: in the test of every gate they have
+# every kind, in training; others are slow.
+WAYS = ['gather', 'grouped']
+COMPILED = 'compiled gather'
+KIND_OF = dict(zip(table.GATES, itertools.cycle(EXPERTS)))
+assert len(KIND_OF) >= len(EXPERTS)
 FORMULAS = {
   'relu': lambda w, e, x: np.maximum(x @ w['wi'][e], 0) @ w['wo'][e],
   'gelu': lambda w, e, x: gelu(x @ w['wi'][e]) @ w['wo'][e],
@@ -93,7 +98,7 @@ def test_each_kind_by_a_plain_loop(kind):
   np.testing.assert_allclose(layer(theta_of(layer), X_BTM, PADDINGS_BT)[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('way', [*WAYS, pytest.param(COMPILED, marks=[pytest.mark.compiled, pytest.mark.slow])])
 @pytest.mark.parametrize('kind', EXPERTS)
 def test_each_kind_gives_the_same_values_and_gradients_with_every_dispatcher(kind, way):
   layer = dataclasses.replace(LAYER, expert=kind, expert_dropout=0.3)
@@ -102,13 +107,24 @@ def test_each_kind_gives_the_same_values_and_gradients_with_every_dispatcher(kin
   assert_all_close(got, expected)
 
 
-@pytest.mark.parametrize('way', WAYS)
-@pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
+@pytest.mark.parametrize(
+  'training, way',
+  [
+    *itertools.product([True, False], WAYS),
+    pytest.param(True, COMPILED, marks=pytest.mark.compiled),
+    pytest.param(False, COMPILED, marks=[pytest.mark.compiled, pytest.mark.slow]),
+  ],
+)
 @pytest.mark.parametrize('name', table.GATES)
 def test_every_gate_gives_the_same_values_and_gradients_with_every_dispatcher(name, training, way):
   options = lambda dispatch: types.SimpleNamespace(groups_of_experts=3, dispatch=dispatch)
   layer = lambda dispatch: dataclasses.replace(
-    LAYER, num_experts=9, capacity_factor=1.5, dispatch=dispatch, gate=table.make(name, options(dispatch))
+    LAYER,
+    expert=KIND_OF[name],
+    num_experts=9,
+    capacity_factor=1.5,
+    dispatch=dispatch,
+    gate=table.make(name, options(dispatch)),
   )
   key = prng.key(1) if training else None
   expected = run_einsum(layer('einsum'), training)

@@ -1,5 +1,7 @@
 """The local runtime in bfloat16: copies of weights, losses near those of float32, and processors without the units."""
 
+import functools
+
 import numpy as np
 import pytest
 import reversed_corpus
@@ -9,6 +11,7 @@ import tiny_config
 
 from lingvo_moe import trainer
 from lingvo_moe.cli import machine
+from lingvo_moe.config import registry
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim.cpu import in_place
@@ -19,8 +22,12 @@ from lingvo_moe.tasks.task import task_of
 STEPS = 4
 
 
+SIZES = {'vocab_size': 50, 'num_layers': 1, 'num_experts': 4, 'num_groups': 2, 'batch_tokens': 64}
+SIZES |= {'norm': 'layer', 'expert': 'relu'}
+
+
 def config_of(dtype, **changes):
-  return tiny_config.make(num_experts=4, activation_dtype=dtype, **changes)
+  return registry.get('lm.shakespeare.Tiny')(**SIZES, activation_dtype=dtype, **changes)
 
 
 def trained(config, steps=STEPS):
@@ -28,6 +35,11 @@ def trained(config, steps=STEPS):
   runtime.init()
   batch = task_of(config).random_batch()
   return runtime, [float(runtime.train_step(batch)['loss']) for _ in range(steps)]
+
+
+@functools.cache
+def losses_in_float32(**changes):
+  return trained(config_of('float32', **changes))[1]
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +102,7 @@ def test_checkpoints_are_float32_and_a_resumed_run_continues_bit_for_bit(run):
 @pytest.mark.parametrize('changes', [{}, {'micro_batches': 2}, {'clip_norm': 0.1}])
 def test_losses_of_training_are_within_one_per_cent_of_float32(changes, run):
   losses = trained(config_of('bfloat16', **changes))[1] if changes else run[1]
-  want = trained(config_of('float32', **changes))[1]
+  want = losses_in_float32(**changes)
   assert losses != want
   np.testing.assert_allclose(losses, want, rtol=0.01)
 
@@ -126,7 +138,7 @@ def test_without_units_activations_are_float32_and_a_job_says_so(run, monkeypatc
   batch = task_of(config).random_batch()
   losses = [float(runtime.train_step(batch)['loss']) for _ in range(STEPS)]
   assert not copies(runtime)
-  assert losses == trained(config_of('float32'))[1]
+  assert losses == losses_in_float32()
   other = LocalRuntime(config.program(), backend='reference')
   assert other.note is None
 
@@ -147,7 +159,7 @@ def test_a_training_job_without_units_begins_with_the_sentence(tmp_path, monkeyp
 @pytest.mark.parametrize('has', [True, False])
 def test_a_saved_function_has_the_type_of_the_processor_that_saves_it(has, monkeypatch):
   monkeypatch.setattr(cpu, 'has_bfloat16', lambda: has)
-  config = config_of('bfloat16')
+  config = tiny_config.make(activation_dtype='bfloat16')
   program, batch = config.program(), task_of(config).random_batch()
   with backend.use(cpu.saved()):
     memory_BUM = program.model.encode(program.theta(program.init()['weights']), batch)[0]

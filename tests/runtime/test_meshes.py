@@ -1,6 +1,7 @@
 """Meshes: a MoE layer compiles on every kind of mesh, with every dispatcher, unscanned and scanned; an LSTM too."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -33,12 +34,13 @@ MESHES = (
   'node:2,expert:2',
 )
 BLOCKS = 2
-SOON = ('model:2', 'data:2,expert:2,model:2')  # where the scanned layer is not left to the slow tests
+ALL_AXES = 'data:2,expert:2,model:2'
+# The others are slow: test_layouts.py has einsum dispatch on other meshes, and test_pipelines.py scanned layers.
+FAST = [(mesh, 'gather', False) for mesh in MESHES]
+FAST += [(ALL_AXES, 'einsum', False), (ALL_AXES, 'einsum', True), ('model:2', 'gather', True)]
 EVERY = [
-  pytest.param(mesh, dispatch, scanned, marks=[pytest.mark.slow] if scanned and mesh not in SOON else [])
-  for mesh in MESHES
-  for dispatch in ('einsum', 'gather')
-  for scanned in (False, True)
+  pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
+  for case in itertools.product(MESHES, ('einsum', 'gather'), (False, True))
 ]
 
 
@@ -111,7 +113,7 @@ def lstm_and_gradients(layer, weights, x_BTM):
 
 
 @pytest.mark.parametrize('cell_dim', [0, 12], ids=['plain', 'projected'])
-@pytest.mark.parametrize('mesh', [m if m == SOON[-1] else pytest.param(m, marks=pytest.mark.slow) for m in MESHES])
+@pytest.mark.parametrize('mesh', [m if m == ALL_AXES else pytest.param(m, marks=pytest.mark.slow) for m in MESHES])
 def test_an_lstm_runs_on_every_kind_of_mesh(mesh, cell_dim):
   layer = Lstm(8, cell_dim)
   rng, function, mesh = np.random.default_rng(0), functools.partial(lstm_and_gradients, layer), Mesh.parse(mesh)

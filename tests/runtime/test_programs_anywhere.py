@@ -134,10 +134,10 @@ def test_programs_of_every_task_lower_for_tpus_and_gpus(name, monkeypatch):
 @pytest.mark.parametrize('gate', GATES)
 def test_training_and_evaluation_lower_for_tpus_and_gpus_with_every_gate(gate, monkeypatch):
   config = dataclasses.replace(CONFIGS[GATED.get(gate, 'language model')], gate=gate, **OPTIONS.get(gate, {}))
-  seen, task = elsewhere(monkeypatch, PLATFORMS), task_of(config)
-  runtime = spmd.SpmdRuntime(config.program(), MESH)
-  runtime.init()
-  seen.clear()
+  seen, task, program = elsewhere(monkeypatch, PLATFORMS), task_of(config), config.program()
+  runtime = spmd.SpmdRuntime(program, MESH)
+  zeros = lambda specs: {name: np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for name, spec in specs.items()}
+  runtime.load({'step': np.array(0), 'weights': zeros(program.weight_specs), 'slots': zeros(program.slot_specs)})
   runtime.train_step(task.random_batch())
   runtime.eval_step(task.inference_programs()['eval'].batch)
   assert len(seen) == 2

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_config
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.addons.analysis import hlo, hlo_collectives
@@ -18,7 +19,7 @@ from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.mt_task import TranslationTask
+from lingvo_moe.tasks.task import task_of
 
 jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
@@ -26,16 +27,12 @@ lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
 pytestmark = pytest.mark.compiled
 
-CONFIG = registry.get('mt.cldr.Tiny')(
-  source_vocab_size=60,
-  target_vocab_size=50,
-  batch_tokens=64,
-  max_length=16,
-  encoder_layers=1,
-  decoder_layers=1,
-  moe_every=1,
+# Of one stack, the decoder, whose heads are as those of mt.cldr.Tiny.
+CONFIG = registry.get('lm.shakespeare.Tiny')(
+  vocab_size=60, batch_tokens=64, num_layers=1, num_heads=4, num_kv_heads=0, head_dim=8, residual_dropout=0.1
 )
-WI = 'encoder/layer_00/moe/wi'  # [8, 32, 64]
+WI = 'decoder/layer_00/moe/wi'  # [8, 32, 64]
+WQ = 'decoder/layer_00/attention/wq'  # [32, 4, 8]
 
 
 def runtime_on(mesh, config=CONFIG, split_dense=False, split_update=False):
@@ -65,14 +62,14 @@ def test_no_device_holds_more_than_the_rules_give_it(mesh, split_dense, expert_p
   runtime = runtime_on(mesh, split_dense=split_dense)
   runtime.init()
   assert parts_of(runtime, WI) == {expert_part}
-  assert parts_of(runtime, 'encoder/layer_00/attention/wq') == {dense_part}
+  assert parts_of(runtime, WQ) == {dense_part}
   moments = runtime.state()['slots'][WI + '/mean'].addressable_shards
   assert {shard.data.shape for shard in moments} == {expert_part}
 
 
 def test_an_update_that_is_split_has_equal_numbers_and_resumes_either_way(tmp_path):
   config = dataclasses.replace(CONFIG, optimizer='adafactor', schedule='constant', learning_rate=0.01, clip_norm=1.0)
-  batches = [TranslationTask(config).random_batch(seed, full=False) for seed in range(3)]
+  batches = [task_of(config).random_batch(seed, full=False) for seed in range(3)]
   whole, split = runtime_on('data:2', config), runtime_on('data:2', config, split_update=True)
   losses = {}
   for one, other in ((whole, split), (split, whole)):
@@ -85,11 +82,11 @@ def test_an_update_that_is_split_has_equal_numbers_and_resumes_either_way(tmp_pa
       np.testing.assert_array_equal(value, arrays(one)[name], err_msg=name)
     losses[one] = [*begun, float(other.train_step(batches[2])['loss'])]
   np.testing.assert_allclose(losses[whole], losses[split], rtol=1e-6)
-  wq = 'encoder/layer_00/attention/wq'  # [32, 4, 8], of which Adafactor keeps means over M and over K
+  # Of WQ Adafactor keeps means over M and over K.
   held = lambda runtime, slot: {part.data.shape for part in runtime.state()['slots'][slot].addressable_shards}
-  assert parts_of(split, wq) == {(32, 4, 8)}
-  assert (held(split, wq + '/row'), held(split, wq + '/column')) == ({(16, 4)}, {(4, 8)})
-  assert held(whole, wq + '/row') == {(32, 4)}
+  assert parts_of(split, WQ) == {(32, 4, 8)}
+  assert (held(split, WQ + '/row'), held(split, WQ + '/column')) == ({(16, 4)}, {(4, 8)})
+  assert held(whole, WQ + '/row') == {(32, 4)}
   # Each weight that is split is gathered once, whole, and nothing else is gathered.
   module = hlo.parse(split.train_program(batches[0]).as_text())
   gathered = [c.bytes for c in hlo_collectives.collectives(module) if c.kind == 'all-gather']
@@ -108,40 +105,37 @@ def test_initial_values_are_those_of_the_local_runtime():
 
 
 def test_a_checkpoint_goes_on_anywhere(tmp_path):
-  batches = [TranslationTask(CONFIG).random_batch(seed, full=False) for seed in range(4)]
-  whole = runtime_on('expert:4')
-  whole.init()
-  metrics = [whole.train_step(batch) for batch in batches]
-  losses = [float(m['loss']) for m in metrics]
-
+  batches = [task_of(CONFIG).random_batch(seed, full=False) for seed in range(4)]
   first = runtime_on('expert:4')
   first.init()
-  for batch in batches[:2]:
-    first.train_step(batch)
+  metrics = [first.train_step(batch) for batch in batches[:2]]
   checkpoints = Checkpoints(str(tmp_path))
   checkpoints.save(first)
+  saved = arrays(first)
+  metrics += [first.train_step(batch) for batch in batches[2:]]
+  losses = [float(m['loss']) for m in metrics]
   for make in (lambda: runtime_on('data:2,expert:2'), lambda: LocalRuntime(CONFIG.program())):
     second = make()
     warm_start.resume(second, checkpoints, 2)
     assert second.step == 2
     for name, value in arrays(second).items():
-      np.testing.assert_array_equal(value, arrays(first)[name], err_msg=name)
+      np.testing.assert_array_equal(value, saved[name], err_msg=name)
     again = [second.train_step(batch) for batch in batches[2:]]
     np.testing.assert_allclose([float(m['loss']) for m in again], losses[2:], rtol=1e-5)
     for one, other in zip(again, metrics[2:], strict=True):
       assert one['routing'].keys() == other['routing'].keys()
       for layer, stats in one['routing'].items():  # of the whole batch, whatever the mesh
         np.testing.assert_array_equal(stats.tokens_E, other['routing'][layer].tokens_E, err_msg=layer)
-  again = runtime_on('expert:4')
-  warm_start.resume(again, checkpoints, 2)
-  assert [float(again.train_step(b)['loss']) for b in batches[2:]] == losses[2:]  # bit for bit on the same mesh
+  warm_start.resume(first, checkpoints, 2)
+  assert [float(first.train_step(b)['loss']) for b in batches[2:]] == losses[2:]  # bit for bit on the same mesh
 
 
 def test_choices_by_pair_are_those_of_the_whole_batch():
-  batch = TranslationTask(CONFIG).random_batch(full=False)
+  config = tiny_config.make(num_groups=4)
+  batch = task_of(config).random_batch(full=False)
   rows = next(iter(batch.values())).shape[0]
   batch['pairs'] = np.eye(3, dtype=np.int32)[np.arange(rows) % 3]
-  there, here = runtime_on('data:2,expert:2'), LocalRuntime(CONFIG.program())
+  there, here = runtime_on('data:2,expert:2', config), LocalRuntime(config.program())
   here.init()
   there.load({'step': np.asarray(0), 'weights': {name: w.numpy() for name, w in here.state()['weights'].items()}})
   expected = here.eval_step(batch)
@@ -203,7 +197,7 @@ def test_a_split_and_an_assignment_pad_a_size_that_they_do_not_divide(annotate):
 def test_a_placement_changes_devices_and_no_number():
   options = RuntimeOptions('data:2,expert:2', runtime='spmd', topology='v5e:2x2', placement='expert:2x1')
   placed, plain = machine.connect(options).make_runtime(CONFIG.program()), runtime_on('data:2,expert:2')
-  batch = TranslationTask(CONFIG).random_batch(0, full=False)
+  batch = task_of(CONFIG).random_batch(0, full=False)
   losses, devices = [], []
   for runtime in placed, plain:
     runtime.init()

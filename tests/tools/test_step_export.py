@@ -9,6 +9,7 @@ import sys
 import forks
 import numpy as np
 import pytest
+import tiny_config
 
 from lingvo_moe.addons.analysis import flops
 from lingvo_moe.cli import machine
@@ -16,7 +17,6 @@ from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.mesh import Mesh
-from lingvo_moe.tasks.mt.mt_task import TranslationTask
 from lingvo_moe.tasks.task import task_of
 
 jax = pytest.importorskip('jax')
@@ -25,18 +25,10 @@ step_export = pytest.importorskip('step_export')
 pytestmark = pytest.mark.compiled
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / 'tools' / 'export_step.py'
-SIZES = {
-  'source_vocab_size': 60,
-  'target_vocab_size': 50,
-  'max_length': 16,
-  'batch_tokens': 64,
-  'encoder_layers': 1,
-  'decoder_layers': 1,
-  'moe_every': 1,
-  'residual_dropout': 0.1,
-}
-CONFIG = configuration.resolve('mt.cldr.Tiny', **SIZES)
-TOKEN_COUNTS = task_of(CONFIG).token_counts
+MODEL = 'lm.shakespeare.Tiny'
+SIZES = {'vocab_size': 40, 'window': 16, 'batch_tokens': 64, 'num_layers': 1, 'residual_dropout': 0.1}
+CONFIG = configuration.resolve(MODEL, **SIZES)
+TASK = task_of(CONFIG)
 STEPS = 3
 # None in place of a module is an ImportError for whoever imports it.
 ALONE = (
@@ -45,10 +37,15 @@ ALONE = (
 )
 
 
-def one_device():
-  runtime = machine.connect(RuntimeOptions('data:1', runtime='spmd')).make_runtime(CONFIG.program())
+def one_device(config=CONFIG):
+  runtime = machine.connect(RuntimeOptions('data:1', runtime='spmd')).make_runtime(config.program())
   runtime.init()
   return runtime
+
+
+def save(folder, mesh, kind='train', **options):
+  program, batch = CONFIG.program(), TASK.random_batch()
+  step_export.save(str(folder), MODEL, program, Mesh.parse(mesh), batch, TASK.token_counts, kind, **options)
 
 
 def run(folder, *arguments):
@@ -63,28 +60,25 @@ def losses(said):
 @pytest.fixture(scope='module')
 def expected():
   runtime = one_device()
-  return [float(runtime.train_step(TranslationTask(CONFIG).random_batch())['loss']) for _ in range(STEPS)]
+  return [float(runtime.train_step(TASK.random_batch())['loss']) for _ in range(STEPS)]
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   """Folder of the exported train step on a mesh."""
   folder = tmp_path_factory.mktemp('exported')
-  mesh = Mesh.parse('data:2,expert:2')
-  step_export.save(
-    str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, TranslationTask(CONFIG).random_batch(), TOKEN_COUNTS
-  )
+  save(folder, 'data:2,expert:2')
   return folder
 
 
 def test_the_command_exports_a_step_that_trains_to_the_same_losses(tmp_path, expected):
   bindings = [f'--gin_bindings=Tiny.{name} = {value}' for name, value in SIZES.items()]
-  command = [TOOL, '--model=mt.cldr.Tiny', f'--out={tmp_path}/step', *bindings]
+  command = [TOOL, f'--model={MODEL}', f'--out={tmp_path}/step', *bindings]
   forks.run(command, check=True, timeout=300)
   done = run(tmp_path / 'step', str(STEPS))
   assert done.returncode == 0, done.stderr
   np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5)
-  assert done.stdout.startswith('mt.cldr.Tiny, train step on 1 x ')
+  assert done.stdout.startswith(f'{MODEL}, train step on 1 x ')
   made = float(re.search(r'compiled in .* s: (\S+) FLOPs a step', done.stdout)[1])
   assert made == pytest.approx(sum(flops.train_step(CONFIG).values()), rel=1e-3)
   assert re.search(r'^median: [0-9.]+ tokens/s, \S+ TFLOP/s a device$', done.stdout, re.MULTILINE)
@@ -98,8 +92,7 @@ def test_a_step_for_a_mesh_trains_to_the_same_losses(folder, expected):
 
 
 def test_a_step_stores_weights_as_another_mesh(tmp_path, expected):
-  batch = TranslationTask(CONFIG).random_batch()
-  step_export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), Mesh.parse('data:2/expert:2'), batch, TOKEN_COUNTS)
+  save(tmp_path, 'data:2/expert:2')
   state = json.loads((tmp_path / 'spec.json').read_text())['state']
   experts = [x for part in ('weights', 'slots') for name, x in state[part].items() if '/moe/wi' in name]
   assert experts and all(x['mesh'] == [['expert', 2]] and ['expert'] in x['split'] for x in experts)
@@ -107,18 +100,11 @@ def test_a_step_stores_weights_as_another_mesh(tmp_path, expected):
   np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5, err_msg=done.stderr)
 
 
-def test_the_command_exports_a_language_model(tmp_path):
-  sizes = {'vocab_size': 40, 'window': 16, 'batch_tokens': 64, 'num_layers': 2}
-  bindings = [f'--gin_bindings=Tiny.{name} = {value}' for name, value in sizes.items()]
-  command = [TOOL, '--model=lm.shakespeare.Tiny', f'--out={tmp_path}/step', *bindings]
-  forks.run(command, check=True, timeout=300)
-  done = run(tmp_path / 'step', '2')
-  assert done.returncode == 0 and len(losses(done.stdout)) == 2, done.stderr
-
-
-def test_an_evaluation_step_leaves_the_state_as_it_is(tmp_path):
-  runtime, batch = one_device(), TranslationTask(CONFIG).random_batch()
-  step_export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, TOKEN_COUNTS, 'eval')
+def test_an_evaluation_step_of_a_translation_model_leaves_the_state_as_it_is(tmp_path):
+  config = tiny_config.make()
+  task, program, runtime = task_of(config), config.program(), one_device(config)
+  batch = task.random_batch()
+  step_export.save(str(tmp_path), tiny_config.MODEL, program, runtime.mesh, batch, task.token_counts, 'eval')
   loss = float(runtime.eval_step(batch)['loss'])
   done = run(tmp_path, '2')
   np.testing.assert_allclose(losses(done.stdout), [loss, loss], rtol=1e-5, err_msg=done.stderr)
@@ -140,20 +126,10 @@ def test_too_few_devices_are_told(folder):
 
 
 def test_mistakes_are_told(tmp_path):
-  save = lambda mesh, kind, **options: step_export.save(
-    str(tmp_path),
-    'mt.cldr.Tiny',
-    CONFIG.program(),
-    Mesh.parse(mesh),
-    TranslationTask(CONFIG).random_batch(),
-    TOKEN_COUNTS,
-    kind,
-    **options,
-  )
   with pytest.raises(UserError, match="cuDNN's attention is for a step of one device; saw --mesh=data:2"):
-    save('data:2', 'train', cudnn_attention=True)
+    save(tmp_path, 'data:2', 'train', cudnn_attention=True)
   with pytest.raises(UserError, match="there is no step 'tran' to export; closest: train"):
-    save('data:1', 'tran')
+    save(tmp_path, 'data:1', 'tran')
   with pytest.raises(UserError, match=r'axis B \(rows of a batch\) has size 4'):
-    save('data:3', 'train')
+    save(tmp_path, 'data:3', 'train')
   assert not list(tmp_path.iterdir())

@@ -76,7 +76,7 @@ def assert_trained_alike(logdir, other, step):
 
 
 @pytest.fixture(scope='module')
-def root(tmp_path_factory):
+def root(tmp_path_factory, one_trace):
   """Folder of a corpus and of the runs 'here', trained to step 3, and 'begun', at step 0."""
   root = tmp_path_factory.mktemp('elsewhere')
   (root / 'corpus').mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 
 import forks
@@ -40,35 +41,40 @@ SMALL = {
 }
 SCANNED = {'encoder_layers': 2, 'decoder_layers': 2, 'scan_layers': True, 'remat': 'block'}
 MOE = dataclasses.replace(registry.get('mt.m4.MoE2048E36LTiny')(), **SMALL)
-DENSE = dataclasses.replace(MOE, num_experts=0)
 MIXED = dataclasses.replace(MOE, encoder_layers=2, decoder_layers=2, moe_every=2)
+# A stack instead of two, of as many features, experts and tokens.
+LANGUAGE = registry.get('lm.shakespeare.Tiny')(
+  vocab_size=60, num_layers=1, num_groups=8, batch_tokens=256, dispatch=MOE.dispatch
+)
+DENSE = dataclasses.replace(LANGUAGE, num_experts=0)
 SCANNED_MOE = dataclasses.replace(MOE, **SCANNED)
-KEPT_MOE = dataclasses.replace(SCANNED_MOE, remat='none')
+CONFIGS = {
+  'moe': MOE,
+  'dense': DENSE,
+  'scanned': SCANNED_MOE,
+  'kept': dataclasses.replace(SCANNED_MOE, remat='none'),
+  'mixed': dataclasses.replace(LANGUAGE, num_layers=2, moe_every=2),
+}
 LIMIT = 600  # bytes, above which no tensor of these sizes may be gathered
 
 
-@pytest.fixture(scope='module')
-def on_cpu():
-  return {
-    'moe': cost.estimate('moe', MOE, Mesh.parse('expert:4')),
-    'dense': cost.estimate('dense', DENSE, Mesh.parse('data:4')),
-    'scanned': cost.estimate('scanned', SCANNED_MOE, Mesh.parse('expert:4')),
-    'kept': cost.estimate('kept', KEPT_MOE, Mesh.parse('expert:4')),
-    'mixed': cost.estimate('mixed', MIXED, Mesh.parse('expert:4')),
-  }
+@functools.cache
+def on_cpu(name):
+  return cost.estimate(name, CONFIGS[name], Mesh.parse('data:4' if name == 'dense' else 'expert:4'))
 
 
-@pytest.mark.parametrize('name, config', [('moe', MOE), ('dense', DENSE), ('scanned', SCANNED_MOE), ('mixed', MIXED)])
-def test_flops_by_part_are_those_of_the_formula(on_cpu, name, config):
-  found = {name: 4 * part.flops for name, part in on_cpu[name].parts.items()}
-  assert found == flops.train_step(config)
-  assert 4 * on_cpu[name].flops == sum(found.values())
+@pytest.mark.parametrize('name', ['moe', 'dense', 'scanned', 'mixed'])
+def test_flops_by_part_are_those_of_the_formula(name):
+  found = {name: 4 * part.flops for name, part in on_cpu(name).parts.items()}
+  assert found == flops.train_step(CONFIGS[name])
+  assert 4 * on_cpu(name).flops == sum(found.values())
 
 
-@pytest.mark.parametrize('name, config', [('moe', MOE), ('scanned', SCANNED_MOE), ('kept', KEPT_MOE)])
-def test_flops_by_phase_are_those_of_the_formula(on_cpu, name, config):
+@pytest.mark.parametrize('name', ['moe', 'scanned', 'kept'])
+def test_flops_by_phase_are_those_of_the_formula(name):
+  config = CONFIGS[name]
   found = {
-    phase: {part: 4 * cost.flops for part, cost in parts.items()} for phase, parts in on_cpu[name].phases.items()
+    phase: {part: 4 * cost.flops for part, cost in parts.items()} for phase, parts in on_cpu(name).phases.items()
   }
   expected, once = (
     flops.train_step(config),
@@ -80,27 +86,27 @@ def test_flops_by_phase_are_those_of_the_formula(on_cpu, name, config):
   assert not any(found['update'].values())
 
 
-def test_collectives_are_of_a_phase(on_cpu):
+def test_collectives_are_of_a_phase():
   exchanges = {'scanned': collections.Counter(), 'kept': collections.Counter()}
   for name, phases in exchanges.items():
-    for c in on_cpu[name].collectives:
+    for c in on_cpu(name).collectives:
       if c.kind == 'all-to-all':
         phases[c.phase] += c.count
   # Two of each of 4 layers; tokens that were kept are not sent again.
   assert exchanges['scanned'] == {'forward': 8, 'rematerialisation': 8, 'backward': 8}
   assert exchanges['kept'] == {'forward': 8, 'backward': 8}
-  assert {c.phase for c in on_cpu['dense'].collectives if c.part == 'optimiser'} == {'update'}
+  assert {c.phase for c in on_cpu('dense').collectives if c.part == 'optimiser'} == {'update'}
 
 
-def test_a_scanned_stack_that_recomputes_no_product_keeps_more(on_cpu):
-  kept, again = (on_cpu[name].memory_per_device.activations for name in ('kept', 'scanned'))
+def test_a_scanned_stack_that_recomputes_no_product_keeps_more():
+  kept, again = (on_cpu(name).memory_per_device.activations for name in ('kept', 'scanned'))
   hidden = 4 * 4 * 2 * 64 * 64  # bytes of the hidden layer of the experts in 4 layers, 2 slots for each of 64 tokens
   assert kept > again + hidden
 
 
-def test_the_fastest_policy_of_rematerialisation_that_fits_comes_first(monkeypatch, on_cpu):
-  refused = dataclasses.replace(on_cpu['kept'], fits=False, refused='too large')
-  of = {'none': refused, 'attention': on_cpu['kept'], 'block': on_cpu['scanned']}
+def test_the_fastest_policy_of_rematerialisation_that_fits_comes_first(monkeypatch):
+  refused = dataclasses.replace(on_cpu('kept'), fits=False, refused='too large')
+  of = {'none': refused, 'attention': on_cpu('kept'), 'block': on_cpu('scanned')}
   monkeypatch.setattr(cost, 'estimate', lambda name, config, mesh, topology: of[config.remat])
   tried = []
   reports = cost.choose_remat('scanned', SCANNED_MOE, Mesh.parse('expert:4'), progress=tried.append)
@@ -120,24 +126,24 @@ def test_the_command_compares_policies_of_rematerialisation(tmp_path):
   assert list(told) == ['none', 'attention', 'block'] and told['block']['flops'] > told['none']['flops']
 
 
-def test_a_device_holds_its_part_of_the_experts_and_all_else(on_cpu):
+def test_a_device_holds_its_part_of_the_experts_and_all_else():
   specs = MOE.program().weight_specs
   held = sum(4 * s.size // (4 if s.dims.startswith('E') else 1) for s in specs.values())
-  report = on_cpu['moe']
+  report = on_cpu('moe')
   assert report.memory_per_device.weights == held and report.weights == sum(s.size for s in specs.values())
   used = report.memory_per_device
   assert used.total == used.weights + used.slots + used.activations + used.temporaries + used.other
   assert 0 < used.activations and 0 < used.temporaries and used.hbm is None and report.fits
 
 
-def test_collectives_name_axes_and_layers(on_cpu):
-  moved = [c for c in on_cpu['moe'].collectives if c.kind == 'all-to-all']
+def test_collectives_name_axes_and_layers():
+  moved = [c for c in on_cpu('moe').collectives if c.kind == 'all-to-all']
   assert {c.layer for c in moved} == {'encoder/layer_00/moe', 'decoder/layer_00/moe'}
   assert {(c.axes, c.part) for c in moved} == {(('expert',), 'dispatch/combine')}
-  assert on_cpu['moe'].collective_counts['all-to-all'] == sum(c.count for c in moved) == 2 * 4
+  assert on_cpu('moe').collective_counts['all-to-all'] == sum(c.count for c in moved) == 2 * 4
   # Slots of both choices of 64 tokens of a device, one float32 each feature.
   assert {c.bytes for c in moved} == {2 * 64 * 32 * 4}
-  assert set(on_cpu['dense'].collective_counts) == {'all-reduce'}
+  assert set(on_cpu('dense').collective_counts) == {'all-reduce'}
 
 
 def test_sums_over_the_hidden_features_of_experts_are_of_experts():
@@ -148,14 +154,14 @@ def test_sums_over_the_hidden_features_of_experts_are_of_experts():
   assert sum(c.count for c in sums if c.part == 'experts') == 4  # outputs and gradients of tokens, in two layers
 
 
-def test_without_a_chip_there_are_no_times(on_cpu):
-  report = on_cpu['dense']
+def test_without_a_chip_there_are_no_times():
+  report = on_cpu('dense')
   assert report.step_seconds_roofline is None and report.flops_share_of_peak is None
   assert all(part.compute_seconds is None for part in report.parts.values())
 
 
-def test_a_report_is_json(on_cpu):
-  told = json.loads(json.dumps(on_cpu['moe'].to_json()))
+def test_a_report_is_json():
+  told = json.loads(json.dumps(on_cpu('moe').to_json()))
   assert told['memory_per_device']['weights'] > 0 and told['collectives'][0]['kind'] in hlo.COLLECTIVES
 
 
@@ -266,12 +272,12 @@ def test_axes_of_groups():
 
 
 def test_the_command_reports_on_cpu_devices(tmp_path):
-  bindings = [f'--gin_bindings=MoE2048E36LTiny.{k} = {v!r}' for k, v in SMALL.items() if k != 'batch_tokens']
-  flags = ['--model=mt.m4.MoE2048E36LTiny', '--platform=cpu', '--mesh=expert:2', '--batch_tokens=128', *bindings]
-  done = run(*flags, f'--json={tmp_path}/r.json', f'--markdown={tmp_path}/r.md')
+  flags = ['--model=lm.shakespeare.Tiny', '--platform=cpu', '--mesh=expert:2', '--batch_tokens=64']
+  bindings = ['--gin_bindings=Tiny.num_layers = 1', '--gin_bindings=Tiny.vocab_size = 60']
+  done = run(*flags, *bindings, f'--json={tmp_path}/r.json', f'--markdown={tmp_path}/r.md')
   assert done.returncode == 0, done.stderr
   assert 'all-to-all' in done.stdout and done.stdout.rstrip().endswith('It fits.')
-  assert json.loads((tmp_path / 'r.json').read_text())['batch_tokens'] == 128
+  assert json.loads((tmp_path / 'r.json').read_text())['batch_tokens'] == 64
   assert '| kind | times |' in (tmp_path / 'r.md').read_text()
 
 
@@ -294,7 +300,8 @@ def run(*flags):
 
 
 # Scanned, and of a size that 8 devices divide, and 128.
-LARGE = dataclasses.replace(SCANNED_MOE, num_experts=128, num_groups=128, batch_tokens=128 * 2 * MOE.max_length)
+SIZES = {'num_experts': 128, 'num_groups': 128, 'batch_tokens': 128 * 2 * LANGUAGE.window}
+LARGE = dataclasses.replace(LANGUAGE, **SIZES, num_layers=2, scan_layers=True, remat='block')
 
 
 @pytest.fixture(scope='module')
@@ -309,11 +316,11 @@ def on_tpu():
   return found
 
 
-def test_the_program_is_as_large_for_128_cores_as_for_8(on_tpu):
+def test_the_program_is_no_larger_for_128_cores_than_for_8(on_tpu):
   (*_, small), (*_, large) = on_tpu.values()
   kinds = [collections.Counter(c.kind for c in hlo_collectives.collectives(hlo.parse(c.text))) for c in (small, large)]
-  assert kinds[0] == kinds[1] and kinds[0]['all-to-all'] == 2 * 6  # in the loops of either stack
-  assert abs(len(large.text) - len(small.text)) <= 0.05 * len(small.text)
+  assert kinds[0] == kinds[1] and kinds[0]['all-to-all'] == 6  # in the loop of the stack
+  assert len(large.text) <= len(small.text)
 
 
 def test_nothing_large_is_gathered_on_a_tpu(on_tpu):
@@ -343,7 +350,7 @@ def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
 
 def test_a_placed_mesh_is_compiled_for_its_places():
   pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
-  topology, config = Topology.parse('v3:4x4'), dataclasses.replace(MOE, num_groups=32, batch_tokens=512)
+  topology, config = Topology.parse('v3:4x4'), dataclasses.replace(LANGUAGE, num_groups=32, batch_tokens=512)
   mesh = place(Mesh.parse('data:4,expert:8'), topology, 'expert:2x2')
   report = cost.estimate('moe', config, mesh, topology)
   compiled, one, two = report.placements
@@ -376,7 +383,7 @@ def test_unrolled_layers_made_again_on_a_tpu_cost_what_the_formula_says(remat):
 def test_what_does_not_fit_is_reported_with_a_way_out(monkeypatch):
   pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
   monkeypatch.setattr(output_softmax, 'CHUNK_BYTES', 2**40)  # in chunks it would fit
-  config = dataclasses.replace(DENSE, target_vocab_size=12000, batch_tokens=2**22, num_groups=8)
+  config = dataclasses.replace(DENSE, vocab_size=12000, batch_tokens=2**22, num_groups=8)
   report = cost.estimate('dense', config, Mesh.parse('data:8'), Topology.parse('v3:2x2'))
   assert not report.fits and 'exceeds available HBM (15.48G)' in report.refused
   used = report.memory_per_device
