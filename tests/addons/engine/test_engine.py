@@ -1,6 +1,5 @@
 """The engine gives what the run gives, without TensorFlow; lines do not depend on each other."""
 
-import contextlib
 import dataclasses
 import doctest
 import functools
@@ -23,6 +22,7 @@ import tiny_config
 import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
 from random_theta import theta_of
+from shared_traces import untraced
 
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
@@ -144,14 +144,6 @@ SEARCHES = (
   {'search': 'sample', 'sample_temperature': 3.0, 'top_p': 0.5},
   {'search': 'mbr', 'sample_temperature': 2.0},
 )
-
-
-@contextlib.contextmanager
-def untraced():
-  """Programs of TensorFlow that run once are not traced."""
-  tf.config.run_functions_eagerly(True)
-  yield
-  tf.config.run_functions_eagerly(False)
 
 
 def test_samples_are_those_of_the_run(run, exact, toy_export, toy_run):
