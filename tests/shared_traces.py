@@ -49,6 +49,16 @@ def shared() -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+  """Calls programs without tracing while it is open, for those that run once."""
+  tf.config.run_functions_eagerly(True)
+  try:
+    yield
+  finally:
+    tf.config.run_functions_eagerly(False)
+
+
 class _Trace:
   """Traced function of a batch that reads and assigns the variables of whatever runtime it is called with."""
 

@@ -1,6 +1,5 @@
 """The engine gives what the run gives, without TensorFlow; lines do not depend on each other."""
 
-import contextlib
 import dataclasses
 import doctest
 import functools
@@ -23,6 +22,7 @@ import tiny_config
 import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
 from random_theta import theta_of
+from shared_traces import untraced
 
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
@@ -85,6 +85,11 @@ def run(toy_run):
   return lingvo_moe.load(toy_run.path, split_sentences='never')
 
 
+def test_weights_are_chosen_for_litert_alone(toy_run):
+  with pytest.raises(UserError, match='--weights is for --format=litert; saw --format=saved_model'):
+    export.Options(toy_run.path, out='x', weights='int8')
+
+
 def test_the_manifest_says_what_the_export_is(toy_run, toy_export, exact):
   about = json.loads((toy_export('float32') / 'manifest.json').read_text())
   assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 2)
@@ -139,14 +144,6 @@ SEARCHES = (
   {'search': 'sample', 'sample_temperature': 3.0, 'top_p': 0.5},
   {'search': 'mbr', 'sample_temperature': 2.0},
 )
-
-
-@contextlib.contextmanager
-def untraced():
-  """Programs of TensorFlow that run once are not traced."""
-  tf.config.run_functions_eagerly(True)
-  yield
-  tf.config.run_functions_eagerly(False)
 
 
 def test_samples_are_those_of_the_run(run, exact, toy_export, toy_run):
@@ -520,11 +517,6 @@ def test_best_symbols_are_those_of_all_the_vocabulary_the_first_of_equal_ones_fi
   np.testing.assert_array_equal(found['symbols'], symbols_BWJ)
   np.testing.assert_allclose(found['log_z'], tf.reduce_logsumexp(logits_BWV, axis=-1), rtol=1e-6)
   np.testing.assert_array_equal(tf.reshape(found['logits'], logits_BWV.shape), logits_BWV)
-
-
-def test_weights_are_chosen_for_litert_alone(toy_run):
-  with pytest.raises(UserError, match='--weights is for --format=litert; saw --format=saved_model'):
-    export.Options(toy_run.path, out='x', weights='int8')
 
 
 def damage(folder, name, change):

@@ -10,7 +10,7 @@ from lingvo_moe.cli.commands import export
 
 LINES = [source for source, _ in toy_run.sentences()][:12]
 GATE = {'gate': 'top_k', 'router_score': 'sigmoid', 'router_bias_update_rate': 0.01}
-GROUPS = {'num_experts': 6, 'groups_of_experts': 3, 'chosen_groups': 2}
+GROUPS = {'num_experts': 6, 'groups_of_experts': 3, 'chosen_groups': 2, 'experts_in': 'decoder'}
 
 
 @pytest.fixture(scope='module')

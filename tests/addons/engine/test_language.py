@@ -1,6 +1,5 @@
 """Language models of the engine: continuations are those of the run."""
 
-import contextlib
 import functools
 import json
 import subprocess
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import untrained_run
+from shared_traces import untraced
 
 import lingvo_moe
 from lingvo_moe import decoder
@@ -63,14 +63,6 @@ def exported(run, tmp_path_factory):
 @pytest.fixture(scope='module')
 def loaded(run):
   return lingvo_moe.load(run)
-
-
-@contextlib.contextmanager
-def untraced():
-  """Programs of TensorFlow that run once are not traced."""
-  tf.config.run_functions_eagerly(True)
-  yield
-  tf.config.run_functions_eagerly(False)
 
 
 GREEDY, BEAM = {'search': 'greedy'}, {'search': 'beam'}

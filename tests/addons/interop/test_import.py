@@ -274,6 +274,7 @@ def test_a_saved_model_translates_between_named_languages_as_the_run(between_lan
   of_sides = {side: tf.constant(language) for side, language in languages.items()}
   found = saved.signatures['serving_default'](lines=tf.constant(LINES), **of_sides)
   assert [text.decode() for text in found['text'].numpy()] == [h.text for h in expected]
+  np.testing.assert_allclose(found['log_prob'], [h.log_prob for h in expected], atol=1e-4)
 
 
 @pytest.mark.parametrize('name', ['m2m100', *(pytest.param(x, marks=pytest.mark.slow) for x in ('nllb', 'nllb_moe'))])
