@@ -72,15 +72,20 @@ def test_the_report_has_the_files_that_took_most_first():
     '    12.0 s  b.py: 12.0 of them test_z',
     '    11.5 s  a.py: 11.0 of them test_x',
   ]
-  assert processor_seconds.too_long(ROWS) == ROWS[:1]
+  assert processor_seconds.too_long(ROWS, 10.0) == ROWS[:1]
 
 
-@pytest.mark.parametrize('alone, status', [(11.0, 1), (9.0, 0)])
-def test_a_fast_test_above_the_limit_is_refused_if_it_takes_as_much_alone(monkeypatch, tmp_path, capsys, alone, status):
+@pytest.mark.parametrize(
+  'alone, slowness, status', [([11.0, 12.0], 1.0, 1), ([9.0], 1.0, 0), ([11.0, 9.0], 1.0, 0), ([11.0], 1.5, 0)]
+)
+def test_a_fast_test_above_the_limit_of_a_machine_is_refused_if_it_takes_as_much_alone(
+  monkeypatch, capsys, alone, slowness, status
+):
   monkeypatch.setattr(processor_seconds, 'read', lambda path: ROWS)
-  monkeypatch.setattr(processor_seconds, 'alone', lambda test: Row(test, alone, True))
-  assert processor_seconds.main('') == status
-  assert ('a.py::test_x took 11.0 alone' in capsys.readouterr().out) == bool(status)
+  monkeypatch.setattr(processor_seconds, 'slowness', lambda: slowness)
+  monkeypatch.setattr(processor_seconds, 'alone', lambda test: Row(test, alone.pop(0), True))
+  assert processor_seconds.main('') == status and not alone
+  assert ('a.py::test_x took 12.0 alone' in capsys.readouterr().out) == bool(status)
 
 
 def test_a_test_is_run_again_alone(tmp_path, monkeypatch):

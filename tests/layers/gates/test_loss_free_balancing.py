@@ -20,6 +20,8 @@ from lingvo_moe.tasks.mt.random_batch import random_batch
 
 LOSS_FREE = {'gate': 'top_k', 'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'aux_loss_weight': 0.0}
 
+DECODER = {'experts_in': 'decoder'}  # a layer with experts is enough
+
 
 def logit(p):
   return np.log(p) - np.log1p(-np.asarray(p))
@@ -157,7 +159,7 @@ def test_an_update_moves_a_bias_towards_the_mean_load_and_leaves_norm_and_slots_
   [(2.0, 1, 'adam'), (2.0, 2, 'adafactor'), (None, 1, 'adafactor'), (None, 2, 'adam')],
 )
 def test_runtimes_and_micro_batches_move_the_biases_alike(capacity_factor, micro_batches, optimizer):
-  config = tiny_config.make(**LOSS_FREE, optimizer=optimizer, capacity_factor=capacity_factor, num_groups=4)
+  config = tiny_config.make(**LOSS_FREE, optimizer=optimizer, capacity_factor=capacity_factor, num_groups=4, **DECODER)
   batches = [random_batch(config, seed) for seed in range(2)]
   program, state = config.program(), config.program().init()
   for batch in batches:
@@ -173,7 +175,9 @@ def test_runtimes_and_micro_batches_move_the_biases_alike(capacity_factor, micro
 
 
 def test_training_evens_out_loads():
-  config = tiny_config.make(**LOSS_FREE | {'router_bias_update_rate': 0.02}, capacity_factor=None, batch_tokens=512)
+  config = tiny_config.make(
+    **LOSS_FREE | {'router_bias_update_rate': 0.02}, capacity_factor=None, batch_tokens=512, **DECODER
+  )
   runtime = LocalRuntime(config.program())
   runtime.init()
   uneven = []
