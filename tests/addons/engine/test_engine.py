@@ -125,7 +125,7 @@ def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
     lines = LINES + lines_of(80)
     found, expected = (m.translate(lines, n_best=n_best, scores=True) for m in (exact, run))
     assert_same(found, expected, 2e-5)
-  assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 30
+  assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 20
 
 
 def test_an_export_keeps_placeholders_from_its_model_as_the_run_does(run, exact):
@@ -185,7 +185,7 @@ def test_samples_of_a_paragraph_are_joined_by_their_numbers(run, exact, monkeypa
     sentences = [model.translate([line], n_best=6, **SEARCHES[0])[0] for line in SENTENCES[:2]]
     monkeypatch.setattr(model, 'split_sentences', 'always')
     found = model.translate([' '.join(SENTENCES[:2])], n_best=6, **SEARCHES[0])
-    assert found == [[f'{a} {b}'.strip() for a, b in zip(*sentences)]]
+    assert found == [[f'{a} {b}'.strip(' ') for a, b in zip(*sentences)]]
     monkeypatch.undo()
 
 
