@@ -12,17 +12,24 @@ from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.task import task_of
+
+BALANCED = {'num_groups': 4, 'balance_over': 'batch', 'aux_loss_weight': 0.5}
 
 
 def tiny(**values):
-  return tiny_config.make(**{'num_groups': 4, 'balance_over': 'batch', 'aux_loss_weight': 0.5, **values})
+  return tiny_config.make(**BALANCED, **values)
 
 
-def step(config, batch, steps=1):
+def language(**values):
+  """A model of one stack: a program of half the size."""
+  sizes = {'vocab_size': 60, 'num_layers': 1, 'batch_tokens': 64, 'window': 16, 'max_new_tokens': 8}
+  return registry.get('lm.shakespeare.Tiny')(**{**BALANCED, **sizes, **values})
+
+
+def step(config, batch):
   program = config.program()
-  state = program.init()
-  for _ in range(steps):
-    state, metrics = program.train_step(state, {name: tf.constant(x) for name, x in batch.items()})
+  state, metrics = program.train_step(program.init(), {name: tf.constant(x) for name, x in batch.items()})
   return state['weights'], metrics
 
 
@@ -55,14 +62,13 @@ def test_the_loss_multiplies_shares_and_gates_of_all_tokens(gate):
   assert abs(float(by_group) - float(model.loss(theta, batch)[0])) > 1e-4
 
 
-@pytest.mark.parametrize(('micro_batches', 'scan_layers'), [(4, False), (2, True)])
-def test_micro_batches_give_the_numbers_of_the_whole_batch(micro_batches, scan_layers):
-  config = tiny(
-    scan_layers=scan_layers, decoder_layers=1 + scan_layers, experts_in='decoder' if scan_layers else 'both'
-  )
-  batch = random_batch(config, 1)
+@pytest.mark.parametrize(
+  'config', [tiny(), language(num_layers=2, scan_layers=True)], ids=['translation', 'language model, scanned']
+)
+def test_micro_batches_give_the_numbers_of_the_whole_batch(config):
+  batch = task_of(config).random_batch()
   want, of_whole = step(config, batch)
-  got, of_parts = step(dataclasses.replace(config, micro_batches=micro_batches), batch)
+  got, of_parts = step(dataclasses.replace(config, micro_batches=2), batch)
   for name, weight in want.items():
     np.testing.assert_allclose(got[name], weight, atol=2e-6, err_msg=name)
   for name in ('aux_loss', 'objective', 'grad_norm'):
@@ -80,21 +86,9 @@ def test_groups_make_no_difference_to_the_loss():
   np.testing.assert_allclose(got[1]['grad_norm'], want[1]['grad_norm'], rtol=1e-5)
 
 
-def test_a_language_model_counts_choices_of_all_micro_batches():
-  config = registry.get('lm.shakespeare.Tiny')(balance_over='batch', gate='top_k', aux_loss_weight=0.5)
-  rng = np.random.default_rng(0)
-  rows = config.batch_tokens // config.window
-  ids = rng.integers(4, 100, [rows, config.window + 1]).astype(np.int32)
-  batch = {'inputs': ids[:, :-1], 'labels': ids[:, 1:], 'segments': np.ones([rows, config.window], np.int32)}
-  _, want = step(config, batch)
-  _, got = step(dataclasses.replace(config, micro_batches=2), batch)
-  np.testing.assert_allclose(got['objective'], want['objective'], rtol=1e-6)
-  np.testing.assert_allclose(got['grad_norm'], want['grad_norm'], rtol=1e-5)
-
-
 def test_a_runtime_that_computes_parts_side_by_side_takes_the_batch_whole():
-  config = tiny(micro_batches=2, experts_in='decoder')
-  batch = random_batch(config, 3)
+  config = language(micro_batches=2)
+  batch = task_of(config).random_batch()
   want, _ = step(config, batch)
   runtime = LocalRuntime(config.program())
   runtime.init()
