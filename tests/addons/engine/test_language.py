@@ -72,7 +72,7 @@ REPETITION = {'repetition_penalty': 1.4, 'no_repeat_ngram_size': 3}
 @pytest.mark.parametrize(
   'options, n_best',
   [
-    ({}, 2),
+    pytest.param({}, 2, marks=pytest.mark.long('it converts graphs to LiteRT, which other tests then share')),
     ({'top_k': 5, 'top_p': 0.9, 'sample_seed': 7}, 1),
     pytest.param(GREEDY, 1, marks=pytest.mark.slow),
     pytest.param(BEAM, 1, marks=pytest.mark.slow),

@@ -396,6 +396,7 @@ def test_an_export_reads_every_weight_of_the_run_or_refuses(imported, tmp_path, 
     hub_export.save_hub_folder(str(tmp_path), imported('marian').run, 0)
 
 
+@pytest.mark.long('it imports and converts a model to LiteRT, of each family')
 @pytest.mark.parametrize(
   ('name', 'of_export', 'of_call'),
   [
