@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ LIMIT = 10.0  # processor seconds of a fast test, with the fixtures that are mad
 STANDARD = 0.25  # processor seconds of standard_work on an Intel Xeon with AMX, both cores busy
 MARKS = ('slow', 'compiled', 'long')  # of a test that may take more
 COLLECTING = 'imports, and the collection of tests'
+STANDARD_WORK = 'standard work'
 _shared = 0.0  # seconds of fixtures that all tests of a session share, which no test is charged with
 
 
@@ -68,18 +70,17 @@ def report(rows: Sequence[Row], count: int = 10) -> str:
   return '\n'.join(lines)
 
 
-def standard_work() -> None:
-  """Work in Python, as tracing is."""
+def standard_work() -> float:
+  """Processor seconds of some work in Python, as tracing is."""
+  began = time.process_time()
   counts = collections.Counter(f'{i * 7919 % 1000}/{i % 13}' for i in range(600_000))
   sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  return time.process_time() - began
 
 
-def slowness() -> float:
-  """How many times as long as STANDARD this machine takes now; at least 1."""
-  began = time.process_time()
-  for _ in range(3):
-    standard_work()
-  return max(1.0, (time.process_time() - began) / 3 / STANDARD)
+def slowness(seconds: Sequence[float]) -> float:
+  """How many times as long as STANDARD the standard work took; at least 1."""
+  return max(1.0, statistics.mean(seconds or [STANDARD]) / STANDARD)
 
 
 def too_long(rows: Sequence[Row], limit: float) -> list[Row]:
@@ -104,8 +105,8 @@ def main(path: str) -> int:
   rows = read(path)
   print(report(rows), flush=True)
   code = 0
-  for row in too_long(rows, LIMIT):
-    limit = LIMIT * slowness()
+  for row in too_long(rows, LIMIT * slowness([row.seconds for row in rows if row.test == STANDARD_WORK])):
+    limit = LIMIT * slowness([standard_work() for _ in range(3)])
     tries = (alone(row.test).seconds for _ in range(2))
     if not any((seconds := took) <= limit for took in tries):
       code = 1
@@ -152,6 +153,11 @@ def _is_fast(item: pytest.Item) -> bool:
 def pytest_collection_finish(session: pytest.Session) -> None:
   if 'TEST_SECONDS' in os.environ and session.items:
     _add(Row(COLLECTING, time.process_time()))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+  if 'TEST_SECONDS' in os.environ and session.testscollected:
+    _add(Row(STANDARD_WORK, round(standard_work(), 3)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -52,7 +52,7 @@ def test_a_test_is_charged_with_its_fixtures_and_processes_and_not_with_those_of
   assert min(seconds['test_in_this_process'], seconds['the fixture shared']) >= 0.45
   assert seconds['test_in_another'] >= 0.25
   assert max(seconds['test_of_what_all_share'], seconds['test_that_sleeps'], seconds['test_slow']) < 0.25
-  assert seconds[processor_seconds.COLLECTING] > 0 and len(rows) == 8
+  assert seconds[processor_seconds.COLLECTING] > 0 < seconds[processor_seconds.STANDARD_WORK] and len(rows) == 9
   assert {name for name, row in rows.items() if row.is_fast} == {
     name for name in rows if name.startswith('test_') and name not in ('test_slow', 'test_long')
   }
@@ -76,13 +76,15 @@ def test_the_report_has_the_files_that_took_most_first():
 
 
 @pytest.mark.parametrize(
-  'alone, slowness, status', [([11.0, 12.0], 1.0, 1), ([9.0], 1.0, 0), ([11.0, 9.0], 1.0, 0), ([11.0], 1.5, 0)]
+  'alone, then, now, status',  # how long the test takes alone, and the standard work in the run and now
+  [([11.0, 12.0], 1, 1, 1), ([9.0], 1, 1, 0), ([11.0, 9.0], 1, 1, 0), ([11.0], 1, 1.5, 0), ([], 1.2, 1, 0)],
 )
 def test_a_fast_test_above_the_limit_of_a_machine_is_refused_if_it_takes_as_much_alone(
-  monkeypatch, capsys, alone, slowness, status
+  monkeypatch, capsys, alone, then, now, status
 ):
-  monkeypatch.setattr(processor_seconds, 'read', lambda path: ROWS)
-  monkeypatch.setattr(processor_seconds, 'slowness', lambda: slowness)
+  standard = Row(processor_seconds.STANDARD_WORK, processor_seconds.STANDARD * then)
+  monkeypatch.setattr(processor_seconds, 'read', lambda path: [*ROWS, standard])
+  monkeypatch.setattr(processor_seconds, 'standard_work', lambda: processor_seconds.STANDARD * now)
   monkeypatch.setattr(processor_seconds, 'alone', lambda test: Row(test, alone.pop(0), True))
   assert processor_seconds.main('') == status and not alone
   assert ('a.py::test_x took 12.0 alone' in capsys.readouterr().out) == bool(status)
