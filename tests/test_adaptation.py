@@ -69,6 +69,7 @@ def vocab(logdir, side):
   return read.pieces(range(read.size))
 
 
+@pytest.mark.long('the first test of the file makes its corpus and trains its two runs')
 @pytest.mark.parametrize('side', ['source', 'target'])
 def test_rows_of_shared_pieces_are_copied_and_new_ones_begin_as_usual(root, side):
   name = f'{side}_embedding/table'

@@ -77,6 +77,7 @@ def mean_of(single, other):
   return lambda pairs: np.mean([[s.log_prob for s in run.score(pairs)] for run in runs], axis=0)
 
 
+@pytest.mark.long('the first test with two members trains the second')
 def test_log_probabilities_are_means_of_those_of_the_members(mixed, mean_of):
   pairs = toy.sentences()[:4]
   np.testing.assert_allclose([s.log_prob for s in mixed.score(pairs)], mean_of(pairs), rtol=1e-5)

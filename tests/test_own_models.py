@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
   return root
 
 
+@pytest.mark.long('the first test of the file trains its run by a command')
 def test_a_run_records_the_name_and_a_checksum_and_no_path(folder):
   text = (folder / 'runs/x/config.json').read_text()
   written = json.loads(text)

@@ -164,6 +164,7 @@ def small(wheel, toy_run, tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]
   return folder / 'env' / 'bin' / 'python', folder / 'out'
 
 
+@pytest.mark.long('it exports a run, and another Python imports the engine')
 def test_an_export_translates_in_an_environment_under_150_megabytes_without_tensorflow(small, toy_run):
   python, out = small
   files = [path for path in python.parent.parent.rglob('*') if path.is_file() and not path.is_symlink()]

@@ -224,6 +224,7 @@ main()
 """
 
 
+@pytest.mark.long('two processes trace the same step')
 def test_what_one_process_knows_or_suffers_all_do(tmp_path):
   (tmp_path / 'sharing.py').write_text(SHARING)
   done = launched(2, str(tmp_path / 'sharing.py'), '--runtime=spmd', '--mesh=data:2')
