@@ -275,6 +275,12 @@ def _lines(contents: IO[bytes]) -> Iterator[str]:
   return (line.decode('utf-8', 'surrogateescape') for line in contents)
 
 
+def _are_rows(lines: Sequence[str], separator: str, cells: int) -> bool:
+  """Whether lines would be rows of so many cells without their quote marks; after a comma of a text stands a space."""
+  rows = [line.split(separator) for line in lines]
+  return all(len(row) == cells and not any(cell.startswith(' ') for cell in row[1:]) for row in rows)
+
+
 def _columns_of(contents: IO[bytes]) -> Iterator[list[str]]:
   """Rows of TSV."""
   return (line.rstrip('\r\n').split('\t') for line in _lines(contents))
@@ -294,7 +300,7 @@ def _cells(contents: IO[bytes], separator: str, path: str) -> Iterator[list[str]
     taken.clear()
     try:
       row = next(rows)
-      is_whole = len(taken) == 1 or cells in (0, len(row))
+      is_whole = len(taken) == 1 or (cells in (0, len(row)) and not _are_rows(taken, separator, len(row)))
     except StopIteration:
       return
     except csv.Error:

@@ -184,6 +184,11 @@ def test_quote_marks_in_cells_of_csv_stay_and_one_that_takes_in_other_rows_is_re
   assert read(tmp_path / 'a.csv') == [
     *(('"Ja" sagte er', 'Er "ja" said'), ('a, b', 'c "d"'), ('x y', 'z'), ('5" hoch', '5" high'))
   ]
+  (tmp_path / 'a.csv').write_text('Eins,One\n"Hallo, du\nda",Hello\n')  # a comma of the text
+  assert read(tmp_path / 'a.csv') == [('Eins', 'One'), ('Hallo, du da', 'Hello')]
+  (tmp_path / 'a.csv').write_text('Eins,One\n"Haus,house\n5",6\n')  # the inches of another row end it, in two cells
+  with pytest.raises(UserError, match='that in line 2 of .*a.csv does not, or takes in other rows'):
+    read(tmp_path / 'a.csv')
   (tmp_path / 'a.csv').write_text('Eins,One\n"Hallo,Hello\n' + 'Er sagte "Ja",x\n"Zwei",Two\n' * 150)
   with pytest.raises(UserError, match='that in line 2 of .*a.csv does not, or takes in other rows'):
     read(tmp_path / 'a.csv')
