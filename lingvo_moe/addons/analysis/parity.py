@@ -26,12 +26,17 @@ _SCALE_FLOOR = 1e-4  # smallest scale of a gradient, as a part of the model's la
 class Observed(Program):
   """Program whose train step also returns gradients, the new weights and slots, and every gate's decisions."""
 
+  shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict, kw_only=True)  # of all batches
+
   @classmethod
-  def of(cls, program: Program) -> Self:
+  def of(cls, program: Program, batch: Mapping[str, np.ndarray]) -> Self:
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
-    return cls(**{**values, 'model': dataclasses.replace(program.model, report_decisions=True)})
+    values |= {'model': dataclasses.replace(program.model, report_decisions=True)}
+    return cls(**values, shapes={name: x.shape for name, x in batch.items()})
 
   def gradients(self, step, weights, batch):
+    # Decisions of micro-batches are summed, for which their shape is known beforehand also where programs take any.
+    batch = {name: tf.ensure_shape(x, self.shapes[name]) for name, x in batch.items()}
     grads, metrics = super().gradients(step, weights, batch)
     return grads, {**metrics, 'grads': {name: tf.convert_to_tensor(grad) for name, grad in grads.items()}}
 
@@ -82,7 +87,7 @@ def observe(
     reference: observation in whose state each step begins; by default in that which the runtime's last step left. The
       rounding of an update may open a ReLU or turn a choice of a gate in the next step, and then gradients differ.
   """
-  program = Observed.of(config.program())
+  program = Observed.of(config.program(), task_of(config).random_batch(full=False))
   runtime = runtime_of(program)
   runtime.init()
   # Decoding comes first, while the weights are equal to the last bit: after training, their small differences could

@@ -47,6 +47,7 @@ LANGUAGE_SCANNED = dataclasses.replace(
   LANGUAGE, num_layers=2, scan_layers=True, remat='block', num_groups=8, micro_batches=2
 )
 MODELS = {'moe': MOE, 'dense': DENSE, 'scanned': SCANNED, 'language': LANGUAGE}
+MODELS['language in micro-batches'] = dataclasses.replace(LANGUAGE, micro_batches=2)
 MODELS['language by einsum'] = dataclasses.replace(LANGUAGE, dispatch='einsum')
 MODELS['dense language'] = dataclasses.replace(LANGUAGE, num_experts=0, optimizer='adam', learning_rate=1e-4)
 MODELS['in chunks'] = dataclasses.replace(MOE, capacity_chunks=2)
@@ -116,7 +117,7 @@ def test_every_mesh_agrees_with_one_device(model, mesh):
   assert_agree(model, mesh)
 
 
-@pytest.mark.parametrize('model', ['language', *slowly(('moe',), ('dense',))])
+@pytest.mark.parametrize('model', ['language in micro-batches', *slowly(('language',), ('moe',), ('dense',))])
 def test_plain_tensorflow_agrees_with_a_mesh_of_one_device(model):
   assert_agree(model, '')
 
