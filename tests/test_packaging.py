@@ -223,13 +223,14 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
   env = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path / 'site'), str(ROOT / 'tests')])}
   small = ['--max_steps=1', '--set=batch_tokens=512', '--set=max_length=32', '--set=model_dim=32', '--set=pairs=de-en']
   small += ['--set=source_vocab_size=296', '--set=target_vocab_size=296', '--set=label_smoothing=0.0']
+  shallow = [f'--set={field}=1' for field in ('encoder_layers', 'decoder_layers', 'moe_every')]
   typed = []
   for block in test_docs.fenced(page):
     if path := test_docs.module_path(block.text):
       (folder / path).write_text(block.text)
     for command in test_docs.commands_of(block.text) if block.language == 'sh' else ():
       assert command[0] == 'lingvo-moe'
-      more = small if command[1] == 'train' else []
+      more = {'train': small, 'parity': shallow, 'lint': shallow}.get(command[1], [])
       if 'mt.multi30k.MoE8E' in ' '.join(command) and command[1] == 'train':
         more = [*more, '--set=split_files=()']
       words = [sys.executable, '-P', '-m', 'lingvo_moe.cli.commands.main', *command[1:], *more]
