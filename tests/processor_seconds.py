@@ -24,12 +24,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-LIMIT = 10.0  # processor seconds of a fast test, with the fixtures that are made for it
+LIMIT = 10.0  # processor seconds of a fast test, with the fixtures that are made for it alone
 STANDARD = 0.25  # processor seconds of standard_work on an Intel Xeon with AMX, both cores busy
 MARKS = ('slow', 'compiled', 'long')  # of a test that may take more
 COLLECTING = 'imports, and the collection of tests'
 STANDARD_WORK = 'standard work'
-_shared = 0.0  # seconds of fixtures that all tests of a session share, which no test is charged with
+_shared = 0.0  # seconds of fixtures that the tests of a file or session share, which no test is charged with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
   global _shared
-  if fixturedef.scope != 'session' or 'TEST_SECONDS' not in os.environ:
+  if fixturedef.scope in ('function', 'class') or 'TEST_SECONDS' not in os.environ:
     return (yield)
   began = _now()
   try:
@@ -185,7 +185,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
     took = _now() - began
     _shared += took
     if took > 0.1:
-      _add(Row(f'the fixture {fixturedef.argname}', round(took, 3)))
+      file = f'{fixturedef.baseid}::' if fixturedef.scope == 'module' else ''
+      _add(Row(f'{file}the fixture {fixturedef.argname}', round(took, 3)))
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ BUSY = 'import time\\nwhile time.process_time() < 0.3: pass'
 def shared():
   exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
 
-@pytest.fixture(scope='module')
+@pytest.fixture
 def own():
   exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
 
@@ -51,7 +51,7 @@ def test_a_test_is_charged_with_its_fixtures_and_processes_and_not_with_those_of
   seconds = {name: row.seconds for name, row in rows.items()}
   assert min(seconds['test_in_this_process'], seconds['the fixture shared']) >= 0.45
   assert seconds['test_in_another'] >= 0.25
-  assert max(seconds['test_of_what_all_share'], seconds['test_that_sleeps'], seconds['test_slow']) < 0.25
+  assert max(seconds['test_of_what_all_share'], seconds['test_that_sleeps']) < 0.25
   assert seconds[processor_seconds.COLLECTING] > 0 < seconds[processor_seconds.STANDARD_WORK] and len(rows) == 9
   assert {name for name, row in rows.items() if row.is_fast} == {
     name for name in rows if name.startswith('test_') and name not in ('test_slow', 'test_long')
