@@ -24,8 +24,7 @@ pytest_plugins = ['processor_seconds']
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = 'PYTEST_XDIST_WORKER' in os.environ  # one of several processes that share the tests and the cores
 THREADS = 1 if WORKER else 2
-# For programs that TensorFlow compiles, as JAX_DISABLE_MOST_OPTIMIZATIONS. Without fusion emitters XLA compiles twice
-# as fast.
+# As JAX_DISABLE_MOST_OPTIMIZATIONS, for what TensorFlow compiles. Without fusion emitters XLA is twice as fast.
 XLA_FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['XLA_FLAGS'] = f'{XLA_FLAGS} {os.environ.get("XLA_FLAGS", "")}'

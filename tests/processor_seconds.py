@@ -27,6 +27,7 @@ import pytest
 LIMIT = 10.0  # processor seconds of a fast test, with the fixtures that are made for it alone
 STANDARD = 0.25  # processor seconds of standard_work on an Intel Xeon with AMX, both cores busy
 MARKS = ('slow', 'compiled', 'long')  # of a test that may take more
+# Rows that are of no test; those of fixtures are called 'the fixture NAME'.
 COLLECTING = 'imports, and the collection of tests'
 STANDARD_WORK = 'standard work'
 _shared = 0.0  # seconds of fixtures that the tests of a file or session share, which no test is charged with
@@ -36,9 +37,7 @@ _shared = 0.0  # seconds of fixtures that the tests of a file or session share, 
 class Row:
   """What one test took."""
 
-  test: (
-    str  # its name for pytest, 'tests/core/test_axes.py::test_x[1]', or that of a fixture of all tests, or COLLECTING
-  )
+  test: str  # its name for pytest, 'tests/core/test_axes.py::test_x[1]', or one of the rows above
   seconds: float  # of processors: of its process, and of processes that it started
   is_fast: bool = False
 
@@ -178,15 +177,15 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
   global _shared
   if fixturedef.scope in ('function', 'class') or 'TEST_SECONDS' not in os.environ:
     return (yield)
-  began = _now()
+  began, before = _now(), _shared
   try:
     return (yield)
   finally:
-    took = _now() - began
-    _shared += took
-    if took > 0.1:
+    took, of_others = _now() - began, _shared - before  # of fixtures that this one asked for while it was made
+    _shared = before + took
+    if took - of_others > 0.1:
       file = f'{fixturedef.baseid}::' if fixturedef.scope == 'module' else ''
-      _add(Row(f'{file}the fixture {fixturedef.argname}', round(took, 3)))
+      _add(Row(f'{file}the fixture {fixturedef.argname}', round(took - of_others, 3)))
 
 
 if __name__ == '__main__':

@@ -20,13 +20,18 @@ BUSY = 'import time\\nwhile time.process_time() < 0.3: pass'
 def shared():
   exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
 
+@pytest.fixture(scope='module')
+def of_the_file(request):
+  request.getfixturevalue('shared')
+  exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
+
 @pytest.fixture
 def own():
   exec(BUSY.replace('0.3', f'{time.process_time() + 0.5}'))
 
 def test_in_this_process(own): pass
 def test_in_another(): subprocess.run([sys.executable, '-c', BUSY], check=True)
-def test_of_what_all_share(shared): pass
+def test_of_what_all_share(of_the_file): pass
 def test_that_sleeps(): time.sleep(0.5)
 @pytest.mark.slow
 def test_slow(own): pass
@@ -49,10 +54,11 @@ def run(folder, text, *more):
 def test_a_test_is_charged_with_its_fixtures_and_processes_and_not_with_those_of_all(tmp_path):
   _, rows = run(tmp_path, TESTS)
   seconds = {name: row.seconds for name, row in rows.items()}
-  assert min(seconds['test_in_this_process'], seconds['the fixture shared']) >= 0.45
+  assert min(seconds['test_in_this_process'], seconds['the fixture shared'], seconds['the fixture of_the_file']) >= 0.45
+  assert rows['the fixture of_the_file'].file == 'test_written_here.py' and seconds['the fixture of_the_file'] < 0.95
   assert seconds['test_in_another'] >= 0.25
   assert max(seconds['test_of_what_all_share'], seconds['test_that_sleeps']) < 0.25
-  assert seconds[processor_seconds.COLLECTING] > 0 < seconds[processor_seconds.STANDARD_WORK] and len(rows) == 9
+  assert seconds[processor_seconds.COLLECTING] > 0 < seconds[processor_seconds.STANDARD_WORK] and len(rows) == 10
   assert {name for name, row in rows.items() if row.is_fast} == {
     name for name in rows if name.startswith('test_') and name not in ('test_slow', 'test_long')
   }

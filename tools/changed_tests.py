@@ -22,7 +22,7 @@ import import_graph
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECONDS = '.pytest_cache/processor_seconds.jsonl'  # of each test, written by tools/test
-# Places of modules, with what their names begin with; of folders within one another the inner one first.
+# Folders of modules, with what the modules' names begin with.
 PLACES = {'params': 'lingvo_moe.params', 'lingvo_moe': 'lingvo_moe', 'tools': '', 'tests': ''}
 
 

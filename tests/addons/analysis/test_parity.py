@@ -257,7 +257,7 @@ def test_the_update_of_a_scanned_stack_that_keeps_all_may_be_split():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('split_dense', [False, True])
-def test_scanned_stacks_in_micro_batches_agrees_with_one_device(split_dense):
+def test_a_scanned_translation_model_in_micro_batches_agrees_with_one_device(split_dense):
   # Of a bias that began at zero the weight is all updates, of gradients that rounding changes by this much.
   row = assert_agree('scanned', 'data:2,expert:2', split_dense, tolerance=5e-5)
   assert max(row.objective, row.gradients, row.slots) <= 1e-5
