@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Options that are fields of a configuration too.
 DECODING = (
-  *('beam_size', 'length_norm_alpha', 'repetition_penalty', 'no_repeat_ngram_size'),
+  *('beam_size', 'length_norm_alpha', 'early_stopping', 'repetition_penalty', 'no_repeat_ngram_size'),
   *('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens', 'mbr_samples'),
 )
 
@@ -47,6 +47,9 @@ class CheckpointOptions(OptionGroup):
   checkpoint: str | None = _checkpoint('the newest')
   beam_size: int | None = flag(None, "Hypotheses kept in beam search; default: the run's configuration.")
   length_norm_alpha: float | None = flag(None, "GNMT's length penalty alpha; default: the run's configuration.")
+  early_stopping: str | None = flag(
+    None, 'When beam search ends; see docs/fields.md; default: as configured.', one_of=['exact', 'heuristic', 'first']
+  )
   repetition_penalty: float | None = flag(
     None, 'Factor of the log-probabilities of symbols that came before; 1: none; default: as configured.'
   )

@@ -28,6 +28,7 @@ _KINDS = {
   'pairs': json_files.optional(json_files.by_name(json_files.OBJECT)),
   'files': json_files.optional(json_files.by_name(json_files.OBJECT)),
 }
+_LATER = {'length_norm_k': 5.0, 'early_stopping': 'exact'}  # settings that results of earlier versions lack
 _UNFINISHED_SECONDS = 10.0  # between two writes of texts so far: so much work is lost at most
 _LINE = json_files.Kind('a line of text', lambda value: isinstance(value, str) and '\n' not in value)
 
@@ -208,8 +209,8 @@ class Results:
   def _read(self, step: int) -> dict[str, Any] | None:
     """The summary of a step; None if there is none; UserError if it is damaged."""
     summary = json_files.read_if_any(self._path(step), *_SUMMARY, **_KINDS)
-    if summary and 'length_norm_k' in self.job.settings:
-      summary['settings'].setdefault('length_norm_k', 5.0)  # an earlier version had no other
+    for name in _LATER.keys() & self.job.settings.keys() if summary else ():
+      summary['settings'].setdefault(name, _LATER[name])
     return summary
 
   def _check(self, summary: dict[str, Any], step: int) -> None:

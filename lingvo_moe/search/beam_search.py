@@ -76,7 +76,7 @@ def beam_search(
   length_norm_k: float = 5.0,
   n_best: int | None = None,
   min_length: int = 1,
-  early_stop: bool = True,
+  early_stopping: str | None = 'exact',
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
   first_B: tf.Tensor | None = None,
@@ -96,9 +96,10 @@ def beam_search(
   3. Of the 2 W, the continuations that end in eos are finished: they are scored and join those
      finished so far, of which the n_best by score are kept.
   4. Of the others, the W best are the live hypotheses of the next step.
-  5. The sentence stops when no live hypothesis is left; with `early_stop`, also when none can enter the n_best any
-     more: the largest live log-probability, divided by the penalty of max_length (it can only fall, and no penalty is
-     larger), does not exceed the n_best-th score so far. So early stopping saves steps and never changes the result.
+  5. The sentence stops when no live hypothesis is left; with early_stopping='exact', also when none can enter the
+     n_best any more: the largest live log-probability, divided by the penalty of max_length (it can only fall, and no
+     penalty is larger), does not exceed the n_best-th score so far. That saves steps and never changes the result.
+     Two other rules stop earlier, and may; see text/beam.py.
   Ties go to the hypothesis that finished earlier, then to the better parent, to eos, to the smaller symbol.
 
   The loop ends when every sentence has stopped, or at max_steps. The result of a sentence does not depend on the others
@@ -121,7 +122,7 @@ def beam_search(
     min_length: the least |Y|, counting eos, or max_length of a sentence where that is less.
     n_best: number of translations to return; None for beam_size. A smaller one stops earlier and
       returns the same first translations.
-    early_stop: stop a sentence as soon as its result is certain.
+    early_stopping: when a sentence stops, one of beam.EARLY_STOPPING; None: when no live hypothesis is left.
     keep: (cache, positions_BU) -> a cache of the values at these flat positions, to drop positions
       that no live hypothesis uses any more; see flat_sequence.loop.
     first_B: input at the first step of each row, such as the last symbol of a prompt; None: bos_id.
@@ -140,7 +141,7 @@ def beam_search(
   max_lengths_B = tf.minimum(tf.cast(max_lengths_B, tf.int32), max_steps)
   min_lengths_B = tf.minimum(min_length, max_lengths_B)
   norm = LengthNorm(length_norm_alpha, length_norm_k)
-  max_penalty_B1 = norm.penalty(tf.cast(max_lengths_B, tf.float32))[:, tf.newaxis]
+  most_B1 = tf.cast(max_lengths_B, tf.float32)[:, tf.newaxis]
   places_T = tf.range(max_steps)
 
   def step(now, state, cache):
@@ -171,8 +172,8 @@ def beam_search(
         tnp, constraints, ConstraintProgress(*progress), parents_BW, live.last_BW, vocab_size
       )
       progress = [tf.ensure_shape(x, start.shape) for x, start in zip(progress, begin_progress)]
-    if early_stop:
-      live = beam.stop(TENSORS, live, finished, max_penalty_B1)
+    if early_stopping is not None:
+      live = beam.stop(TENSORS, live, finished, norm, tf.cast(length, tf.float32), most_B1, early_stopping)
     return parents_BW, (live, finished, *progress), cache
 
   padding = lambda width: tf.tile(tf.fill([1, 1, max_steps], pad_id), [batch_size, width, 1])
@@ -182,6 +183,7 @@ def beam_search(
     last_BW=first_BW,
     ids_BWT=padding(beam_size),
     log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
+    ended_B1=tf.zeros([batch_size, 1], tf.int32),
   )
   scores_BW = tf.fill([batch_size, n_best], NEG_INF)
   finished = Finished(padding(n_best), tf.zeros([batch_size, n_best], tf.int32), scores_BW, scores_BW)

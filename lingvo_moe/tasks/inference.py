@@ -58,7 +58,7 @@ def search(
       tgt_first, which has the first symbol of each answer, its probability does not count. It may be one of
       `with_constraints`, or have the values of `continuations.by_row`,
       by which n_best samples are drawn.
-    config: its beam_size, length_norm_*, begin_id, answer_lengths and longest_answer are used.
+    config: its beam_size, length_norm_*, early_stopping, begin_id, answer_lengths and longest_answer are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
   """
@@ -111,6 +111,7 @@ def beam(step, cache, model, config, rows, n_best: int, **arguments) -> beam_sea
     vocab_size=model.target_embedding.vocab_size,
     length_norm_alpha=config.length_norm_alpha,
     length_norm_k=config.length_norm_k,
+    early_stopping=config.early_stopping,
     n_best=n_best,
     **SYMBOLS,
     **arguments,

@@ -27,6 +27,7 @@ from lingvo_moe.optim.schedule import Schedule
 from lingvo_moe.program import Program
 from lingvo_moe.tasks import run_length
 from lingvo_moe.text import repetition as repetition_lib
+from lingvo_moe.text.beam import EARLY_STOPPING, MARGIN
 
 _Part = TypeVar('_Part')
 _NO_END = 2**31 - 1
@@ -409,6 +410,12 @@ class ModelConfig(BatchConfig):
   length_norm_alpha: float = changeable(0.8, 'Exponent of the length penalty of beam search.', at_least=0)
   length_norm_k: float = changeable(
     5.0, 'k of the length penalty ((k + length) / (k + 1)) ^ length_norm_alpha.', at_least=0
+  )
+  early_stopping: str = changeable(
+    'exact',
+    'When beam search ends: exact, when nothing better can follow; heuristic, when nothing better follows within '
+    f'{MARGIN} symbols; first, when as many hypotheses as the beam has ended.',
+    choices=EARLY_STOPPING,
   )
   repetition_penalty: float = changeable(
     repetition_lib.OFF[0],

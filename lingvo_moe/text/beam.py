@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.text.constraints import NEG_INF
+
+# When a row stops; see `stop`.
+EARLY_STOPPING = ('exact', 'heuristic', 'first')
+MARGIN = 4  # symbols by which 'heuristic' lets hypotheses grow
 
 Array = Any  # of NumPy, or a tensor
 
@@ -32,6 +37,7 @@ class Live(NamedTuple):
   last_BW: Array  # int32; the last symbol: bos, or the last of its ids
   ids_BWT: Array  # int32; the symbols so far, then pad
   log_probs_BW: Array  # float32; -inf where there is no hypothesis
+  ended_B1: Array  # int32; hypotheses that ended, each among the W best continuations of its step
 
 
 class Finished(NamedTuple):
@@ -147,14 +153,40 @@ def next_live(
   parents_BW, symbols_BW = library.at(best.parents_BJ, chosen_BW), library.at(best.symbols_BJ, chosen_BW)
   ids_BWT = library.at(live.ids_BWT, parents_BW)
   ids_BWT = xp.where(places_T == length - 1, symbols_BW[:, :, np.newaxis], ids_BWT)
-  return parents_BW, Live(symbols_BW, ids_BWT, log_probs_BW)
+  ends_BW = (best.symbols_BJ == eos)[:, :width] & (best.log_probs_BJ > NEG_INF)[:, :width]
+  ended_B1 = live.ended_B1 + xp.sum(ends_BW, axis=1, dtype=np.int32, keepdims=True)
+  return parents_BW, Live(symbols_BW, ids_BWT, log_probs_BW, ended_B1)
 
 
-def stop(library: Library, live: Live, finished: Finished, max_penalty_B1: Array) -> Live:
-  """Stops rows of which no live hypothesis can enter the n best.
+def stop(
+  library: Library,
+  live: Live,
+  finished: Finished,
+  norm: LengthNorm,
+  length: Array,
+  max_lengths_B1: Array,
+  early_stopping: str,
+) -> Live:
+  """Stops rows, `length` symbols after the first.
 
-  A log-probability can only fall, and no length penalty is larger than that of the longest.
+  'exact': those of which no live hypothesis can enter the n best: a log-probability can only fall, and no length
+  penalty is larger than that of the longest. No tighter bound holds for all models, as a symbol may have probability 1.
+  'heuristic': those of which none can with MARGIN more symbols. transformers' early_stopping=False is that with none.
+  'first': those with W hypotheses that ended, each among the W best of its step, and n best ones; so do CTranslate2
+  and transformers' early_stopping=True.
+
+  Args:
+    length: float32.
+    max_lengths_B1: the largest length of each row, float32.
+    early_stopping: one of EARLY_STOPPING.
   """
-  best_attainable_B1 = library.xp.max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
-  stops_B1 = best_attainable_B1 <= finished.scores_BW[:, -1:]
-  return live._replace(log_probs_BW=library.xp.where(stops_B1, NEG_INF, live.log_probs_BW))
+  xp = library.xp
+  if early_stopping == 'first':
+    stops_B1 = (live.ended_B1 >= live.log_probs_BW.shape[1]) & (finished.scores_BW[:, -1:] > NEG_INF)
+  else:
+    longest_B1 = max_lengths_B1
+    if early_stopping == 'heuristic':
+      longest_B1 = xp.minimum(length + np.float32(MARGIN), longest_B1)
+    best_attainable_B1 = xp.max(live.log_probs_BW, axis=1, keepdims=True) / norm.penalty(longest_B1)
+    stops_B1 = best_attainable_B1 <= finished.scores_BW[:, -1:]
+  return live._replace(log_probs_BW=xp.where(stops_B1, NEG_INF, live.log_probs_BW))

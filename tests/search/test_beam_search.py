@@ -84,9 +84,9 @@ def penalty(length, alpha):
   return ((5 + length) / 6) ** alpha
 
 
-def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stop, min_length=1):
+def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stopping, min_length=1):
   """An ordinary beam search for one sentence, on lists: returns [(score, log_prob, Y)], steps."""
-  live, finished, steps = [(0.0, (BOS,))], [], 0
+  live, finished, steps, ended = [(0.0, (BOS,))], [], 0, 0
   while live and steps < max_length:
     steps += 1
     ranked = sorted(
@@ -100,10 +100,12 @@ def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_
     )
     best = ranked[: 2 * beam_size]
     finished += [(log_prob / penalty(steps, alpha), log_prob, y[1:]) for log_prob, y in best if y[-1] == EOS]
+    ended += sum(y[-1] == EOS for _, y in best[:beam_size])
     finished = sorted(finished, reverse=True)[:n_best]
     live = [(log_prob, y) for log_prob, y in best if y[-1] != EOS][:beam_size]
-    if early_stop and live and len(finished) == n_best:
-      if live[0][0] / penalty(max_length, alpha) <= finished[-1][0]:
+    if early_stopping and live and len(finished) == n_best:
+      longest = min(steps + 4, max_length) if early_stopping == 'heuristic' else max_length
+      if live[0][0] / penalty(longest, alpha) <= finished[-1][0] if early_stopping != 'first' else ended >= beam_size:
         break
   return finished, steps
 
@@ -140,18 +142,18 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize('keeps', [{}, {'keep': Toy.keep}])
-@pytest.mark.parametrize('early_stop', [True, False])
+@pytest.mark.parametrize('early_stopping', ['exact', 'heuristic', 'first', None])
 @pytest.mark.parametrize('alpha', [0.0, 0.6])
 @pytest.mark.parametrize('beam_size', [1, 2, 5])
-def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop, keeps, monkeypatch):
+def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stopping, keeps, monkeypatch):
   monkeypatch.setattr(flat_sequence, 'ROOM', 3)
   max_lengths = [8, 5, 7, 1, 8, 6, 2, 8]
-  n_best = (beam_size + 1) // 2 if early_stop else beam_size
+  n_best = (beam_size + 1) // 2 if early_stopping else beam_size
   toy = Toy(beam_size, num_sources=8, max_steps=8, eos_bias=1.0)
-  found = toy.search(max_lengths, beam_size, alpha, n_best=n_best, early_stop=early_stop, **keeps)
+  found = toy.search(max_lengths, beam_size, alpha, n_best=n_best, early_stopping=early_stopping, **keeps)
   all_steps = []
   for source, max_length in enumerate(max_lengths):
-    expected, steps = ordinary_search(toy, source, max_length, beam_size, alpha, n_best=n_best, early_stop=early_stop)
+    expected, steps = ordinary_search(toy, source, max_length, beam_size, alpha, n_best=n_best, early_stopping=early_stopping)
     assert_found(found, source, expected)
     all_steps.append(steps)
   assert found.steps == max(all_steps)
@@ -163,7 +165,7 @@ def test_no_translation_is_shorter_than_asked_for_where_its_limit_allows():
   for min_length in (1, 5):
     found = toy.search(max_lengths, 3, 0.6, min_length=min_length)
     for source, max_length in enumerate(max_lengths):
-      expected, _ = ordinary_search(toy, source, max_length, 3, 0.6, n_best=3, early_stop=True, min_length=min_length)
+      expected, _ = ordinary_search(toy, source, max_length, 3, 0.6, n_best=3, early_stopping='exact', min_length=min_length)
       assert_found(found, source, expected)
     shortest.append(found.lengths_BW[:, 0].numpy().tolist())
   assert max(shortest[0]) < 5 and shortest[1][2:] == [4, 1] and min(shortest[1][:2]) >= 5
@@ -223,12 +225,12 @@ def test_a_sentence_of_length_zero_gets_nothing_and_costs_no_step():
   assert_found(found, 1, [])
 
 
-@pytest.mark.parametrize('early_stop', [True, False])
-def test_a_sentence_gets_the_same_alone_and_among_others(early_stop):
+@pytest.mark.parametrize('early_stopping', ['exact', 'heuristic', 'first', None])
+def test_a_sentence_gets_the_same_alone_and_among_others(early_stopping):
   toy, max_lengths = Toy(3, num_sources=4, eos_bias=1.0), [3, 12, 1, 8]
-  together = toy.search(max_lengths, 4, 0.8, early_stop=early_stop)
+  together = toy.search(max_lengths, 4, 0.8, early_stopping=early_stopping)
   for source, max_length in enumerate(max_lengths):
-    alone = toy.search([max_length], 4, 0.8, sources=[source], max_steps=max_length, early_stop=early_stop)
+    alone = toy.search([max_length], 4, 0.8, sources=[source], max_steps=max_length, early_stopping=early_stopping)
     for w in range(4):
       length = alone.lengths_BW[0, w]
       assert together.lengths_BW[source, w] == length
@@ -327,7 +329,7 @@ def test_early_stopping_saves_steps_and_changes_nothing(alpha):
   for n_best in (1, 4):
     toy = Toy(1, eos_bias=3.0)
     early = toy.search([12, 8, 10], 4, alpha, n_best=n_best)
-    full = toy.search([12, 8, 10], 4, alpha, n_best=n_best, early_stop=False)
+    full = toy.search([12, 8, 10], 4, alpha, n_best=n_best, early_stopping=None)
     assert_same(early, full)
     assert full.steps == 12
     saved += int(full.steps - early.steps)

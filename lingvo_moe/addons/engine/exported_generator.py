@@ -65,9 +65,9 @@ class ExportedContinuer(translator.Generator):
     prompts = [[BOS, *vocab.encode(request.prompt).tolist()] for request in requests]
     values, listeners = by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
-      width, norm = self._model.beam_size, self._model.length_norm
+      ranking = self._model.beam_size, self._model.length_norm, settings['early_stopping']
       prompt, repetition = read(reader, prompts, 1), self._model.repetition
-      results = search.search(decoder, {}, values['limits'], width, norm, copies, prompt, repetition=repetition)
+      results = search.search(decoder, {}, values['limits'], *ranking, copies, prompt, repetition=repetition)
     else:
       by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[2:])
       watch = lambda symbols_B1: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B1)), copies)

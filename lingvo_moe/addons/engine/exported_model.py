@@ -23,7 +23,7 @@ def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
     raise UserError(f'threads={shown(threads)} is not a whole number from 1 on: leave it out for one on each core')
   make = ExportedLanguageModel if manifest.read(path)['task'] == 'language' else TranslationModel
   model = make(path, threads)
-  for name in ('length_norm_alpha', *FIELDS):
+  for name in ('length_norm_alpha', 'early_stopping', *FIELDS):
     if (value := chosen.pop(name, None)) is not None:
       if not (kind := manifest.VALUES[name]).fits(value):
         raise UserError(f'{name} must be {kind.name}; saw {shown(value)}')

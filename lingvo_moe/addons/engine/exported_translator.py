@@ -113,6 +113,7 @@ class ExportedTranslator(translator.Translator):
         limits_B,
         model.beam_size,
         model.length_norm,
+        model.settings['early_stopping'],
         self.n_best,
         None,
         *begins,

@@ -19,6 +19,7 @@ from lingvo_moe.storage.json_files import (
   optional,
 )
 from lingvo_moe.text import repetition
+from lingvo_moe.text.beam import EARLY_STOPPING
 from lingvo_moe.text.language_tags import SIDES
 from lingvo_moe.text.request import SEARCH, SEARCHES
 from lingvo_moe.text.vocab import BOS
@@ -49,6 +50,7 @@ VALUES = {
   'beam_size': between(INTEGER, 1, 1024),
   'length_norm_alpha': between(NUMBER, 0, 1e6),
   'length_norm_k': between(NUMBER, 0, 1e6),
+  'early_stopping': one_of(*EARLY_STOPPING),
   'repetition_penalty': between(NUMBER, 1e-6, repetition.MOST[0]),
   'no_repeat_ngram_size': between(INTEGER, 0, repetition.MOST[1]),
   'sample_temperature': between(NUMBER, 0, 1e6),
@@ -89,7 +91,7 @@ _FILES = {
   'translation': ('decoder.tflite', 'encoder.tflite', 'source.model', 'target.model'),
 }
 # Those that exports of earlier versions lack.
-_LIMITS = {'length_norm_k': 5.0, **dict(zip(repetition.FIELDS, repetition.OFF))}
+_LIMITS = {'length_norm_k': 5.0, 'early_stopping': 'exact', **dict(zip(repetition.FIELDS, repetition.OFF))}
 _DEFAULTS = {
   'language': _LIMITS,
   'translation': {**SEARCH, **_LIMITS, 'tag_sides': 'source', 'begin': BOS, 'gate_pairs': []},

@@ -70,7 +70,7 @@ class Beam:
     log_probs_BW[max_lengths_B > 0, 0] = 0
     return cls(
       max_lengths_B=max_lengths_B,
-      live=Live(np.full([rows, width], BOS, np.int32), padding(width), log_probs_BW),
+      live=Live(np.full([rows, width], BOS, np.int32), padding(width), log_probs_BW, np.zeros([rows, 1], np.int32)),
       finished=Finished(padding(n_best), np.zeros([rows, n_best], np.int32), *np.full([2, rows, n_best], NEG_INF)),
       constraints=constraints,
       progress=constraints and constraints_lib.begin(np, constraints, width),
@@ -95,7 +95,7 @@ class Beam:
       self.repetition and self.before_BP[rows],
     )
 
-  def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm) -> np.ndarray:
+  def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm, early_stopping: str) -> np.ndarray:
     """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
     length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
     repeats_BWV = None
@@ -110,8 +110,8 @@ class Beam:
     if self.constraints is not None:
       size = self.constraints.automaton_JV.shape[1]
       self.progress = constraints_lib.follow(np, self.constraints, self.progress, parents_BW, self.live.last_BW, size)
-    max_penalty_B1 = norm.penalty(self.max_lengths_B.astype(np.float32))[:, np.newaxis]
-    self.live = beam.stop(ARRAYS, self.live, self.finished, max_penalty_B1)
+    most_B1 = self.max_lengths_B.astype(np.float32)[:, np.newaxis]
+    self.live = beam.stop(ARRAYS, self.live, self.finished, norm, np.float32(length), most_B1, early_stopping)
     return parents_BW
 
   def _limited(self, next_symbols, time):

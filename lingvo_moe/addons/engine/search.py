@@ -49,6 +49,7 @@ def search(
   max_lengths_B: np.ndarray,
   width: int,
   norm: LengthNorm,
+  early_stopping: str,
   n_best: int,
   prompt: Prompt | None = None,
   begin: int = BOS,
@@ -89,7 +90,7 @@ def search(
       cache.keep(rows, beam.live_BW)
       beam, numbers = beam.take(rows), numbers[rows]
     cache.run(beam.live.last_BW, time, beam.live_BW)
-    cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, norm))
+    cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, norm, early_stopping))
     time += 1
   note_results()
   return results

@@ -21,6 +21,8 @@ GENERATION = {
   'remove_invalid_values': False, 'exponential_decay_length_penalty': None, 'suppress_tokens': None,
   'begin_suppress_tokens': None, 'num_beam_groups': 1, 'diversity_penalty': 0.0,
 }  # fmt: skip
+# When beam search ends, by our names; False there is our heuristic without further symbols.
+EARLY_STOPPING = {'exact': 'never', 'heuristic': False, 'first': True}
 # Of PretrainedConfig: how results are returned, types of weights in memory, other tasks, and where a model came from.
 _INERT = (
   'name_or_path _name_or_path _commit_hash architectures transformers_version dtype torch_dtype use_bfloat16 use_cache '

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from lingvo_moe.addons.interop import m2m100, marian, mixtral, t5, vocabulary
+from lingvo_moe.addons.interop.config_keys import EARLY_STOPPING
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported, TensorEntry
 from lingvo_moe.core.errors import UserError, shown
@@ -42,6 +43,7 @@ def _with_search(made: dict[str, Any], config: Any) -> dict[str, Any]:
   size = getattr(config, 'source_vocab_size', 0) or config.vocab_size
   forbidden = [[i] for i in (0, 1, *config.masked_symbols)]
   search = symbols | {'num_beams': config.beam_size, 'bad_words_ids': forbidden}
+  search['early_stopping'] = EARLY_STOPPING[config.early_stopping]
   if config.length_norm_k == 0:
     search['length_penalty'] = config.length_norm_alpha
   if config.repetition:

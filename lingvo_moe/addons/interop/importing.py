@@ -46,6 +46,7 @@ _GENERATION = {
   'suppress_tokens': json_files.optional(_IDS),
   'num_beams': json_files.optional(config_keys.whole(1, 1000)),
   'length_penalty': json_files.optional(config_keys.number(-math.inf)),
+  'early_stopping': json_files.optional(config_keys.one_of(*config_keys.EARLY_STOPPING.values())),
   'repetition_penalty': json_files.optional(config_keys.number(1e-6, repetition.MOST[0])),
   'no_repeat_ngram_size': json_files.optional(config_keys.whole(0, repetition.MOST[1])),
 }
@@ -155,6 +156,8 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
   search = {'length_norm_alpha': stated.pop('length_penalty', 1.0), 'length_norm_k': 0.0}
   if beams := stated.pop('num_beams', 0):
     search['beam_size'] = beams
+  if rule := stated.pop('early_stopping', False):  # their default, which may end sooner, is exact here
+    search |= {'early_stopping': ours for ours, theirs in config_keys.EARLY_STOPPING.items() if theirs == rule}
   search |= {name: stated.pop(name) for name in repetition.FIELDS if name in stated}
   same = {**config_keys.GENERATION, **{key: folder.config.get(key) for key in _SYMBOLS}}
   stated = {key: value for key, value in stated.items() if value != same.get(key)}

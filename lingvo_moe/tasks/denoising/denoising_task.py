@@ -18,7 +18,7 @@ from lingvo_moe.text import translator
 from lingvo_moe.text.repetition import FIELDS
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
-_SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha', 'length_norm_k')
+_SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping')
 
 
 class Filler(plain_text.TextGenerator):

@@ -79,7 +79,7 @@ def generate(
     model: model of the configuration.
     theta: nested weights.
     batch: from `prompt_arrays`; with `continuations.by_row`, samples are drawn by its values, not by config's.
-    config: its fields from `search` on, beam_size and length_norm_*.
+    config: its fields from `search` on, beam_size, length_norm_* and early_stopping.
     n_best: continuations of each prompt: independent samples, or the best of a beam; 1 if greedy.
     watch: called while samples are drawn, with numbers of rows, batch['rows'], and their symbols; see Listeners.
   """

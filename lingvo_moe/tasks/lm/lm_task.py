@@ -21,7 +21,7 @@ from lingvo_moe.text.repetition import FIELDS
 
 _GENERATION = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens')
 _SAMPLING = (*_GENERATION, 'num_samples', 'prompt')
-_BEAM = ('beam_size', 'length_norm_alpha', 'length_norm_k')
+_BEAM = ('beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping')
 
 
 class PerplexityJob(plain_text.PerplexityJob):

@@ -149,7 +149,7 @@ class TranslateJob(_PairsJob):
 
   summary_file = log_directory.SCORES
   suffix = log_directory.HYPOTHESES
-  _fields = ('beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra')
+  _fields = ('beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping', 'decode_ratio', 'decode_extra')
   _verb = 'translated'
   _cut = 0  # lines with a sentence that was cut
 
@@ -292,8 +292,8 @@ def job_of_export(
     raise UserError(f'an export has no corpus; saw {model.path}: give its folder as --data_dir')
   settings = model.settings
   known_pairs = ','.join('-'.join(pair) for pair in model.pairs())
-  names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'decode_ratio', 'decode_extra', *SEARCH
-  names = *names, *repetition.FIELDS
+  names = 'max_length', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping', 'decode_ratio'
+  names = *names, 'decode_extra', *SEARCH, *repetition.FIELDS
   config = types.SimpleNamespace(
     **{name: settings[name] for name in names},
     repetition=model.repetition,

@@ -207,7 +207,7 @@ class TranslationTask(task.Task):
     engine_graphs.require(config)
     source, target = self.vocabs
     names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
-    names += 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
+    names += 'early_stopping', 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     settings |= {'tags': config.tag_ids(source), 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}

@@ -18,6 +18,7 @@ OF_ALL = {
   'beam_size': 4,
   'length_norm_alpha': 0.8,
   'length_norm_k': 5.0,
+  'early_stopping': 'heuristic',
   'repetition_penalty': 1.2,
   'no_repeat_ngram_size': 3,
   'max_length': 32,
@@ -56,9 +57,10 @@ MISSING = object()
 ODD = (None, True, 'x', -1, 1.5, 10**12, 1e12, float('nan'), float('inf'), [], {}, [[]], {'a': 'b'}, MISSING)
 OPTIONAL = {'num_experts', 'layers', 'several_sentences', 'long_line'}
 LATER = {  # which exports of earlier versions lack
-  'language': {'length_norm_k', 'repetition_penalty', 'no_repeat_ngram_size'},
+  'language': {'length_norm_k', 'early_stopping', 'repetition_penalty', 'no_repeat_ngram_size'},
   'translation': {
     'length_norm_k',
+    'early_stopping',
     'repetition_penalty',
     'no_repeat_ngram_size',
     'tag_sides',
@@ -142,6 +144,7 @@ def test_exports_of_earlier_versions_get_the_values_of_their_time(folder):
   assert {name: found[name] for name in LATER['translation']} == {
     **SEARCH,
     'length_norm_k': 5.0,
+    'early_stopping': 'exact',
     'repetition_penalty': 1.0,
     'no_repeat_ngram_size': 0,
     'tag_sides': 'source',

@@ -16,7 +16,7 @@ KEYS = {name: keys for family in families.FAMILIES for name, keys in family.CLAS
 ODD = (None, 'x', '', [], ['x'], [[]], {}, {'a': []}, True, -1, 0.5, 10**7, 10**30, 1e300, '\ud800', 'a\0b')
 SIDE_FILES = {
   'generation_config.json': 'num_beams bad_words_ids length_penalty suppress_tokens repetition_penalty '
-  'no_repeat_ngram_size',
+  'no_repeat_ngram_size early_stopping',
   'tokenizer_config.json': 'additional_special_tokens added_tokens_decoder extra_ids language_codes tokenizer_class',
   'special_tokens_map.json': 'additional_special_tokens',
   'tokenizer.json': 'added_tokens',
@@ -181,6 +181,7 @@ def test_side_files_of_odd_contents_are_refused_in_a_line_within_a_second(name, 
     ('length_penalty', 'x'),
     ('repetition_penalty', 0),
     ('no_repeat_ngram_size', -1),
+    ('early_stopping', 'sometimes'),
   ],
 )
 def test_without_a_generation_config_search_is_that_of_config_json(key, value, copy, capsys):
@@ -194,9 +195,9 @@ def test_without_a_generation_config_search_is_that_of_config_json(key, value, c
   write(folder, config | {'num_beams': 1, 'length_penalty': None})
   _, found = read(folder)
   assert (found.beam_size, found.length_norm_alpha) == (1, 1.0)
-  write(folder, config | {'early_stopping': True, 'max_length': 512})
-  read(folder)
-  assert 'config.json: without effect here: {"early_stopping": true}' in capsys.readouterr().err
+  write(folder, config | {'early_stopping': True, 'num_return_sequences': 2, 'max_length': 512})
+  assert read(folder)[1].early_stopping == 'first'
+  assert 'config.json: without effect here: {"num_return_sequences": 2}' in capsys.readouterr().err
   write(folder, config | {key: value})
   assert f"'{key}' must be" in read(folder)
 
