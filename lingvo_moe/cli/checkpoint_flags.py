@@ -58,7 +58,7 @@ class CheckpointOptions(OptionGroup):
   )
   search: str | None = flag(
     None,
-    'Beam search; samples; greedy, of a language model; mbr, of a translation model; default: as configured.',
+    'Beam search; samples; greedy search; mbr, of a translation model; default: as configured.',
     one_of=['beam', 'sample', 'greedy', 'mbr'],
   )
   sample_temperature: float | None = flag(None, 'Temperature of samples; default: as configured.')

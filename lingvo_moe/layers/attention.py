@@ -26,6 +26,8 @@ class Now(NamedTuple):
   mask_BWU: tf.Tensor  # float32 0/1; positions of each hypothesis, including the one written now
   live_BW: tf.Tensor | None = None  # whether there is a hypothesis: others are sent to no expert; None: all there are
   position_BW: tf.Tensor | None = None  # int32; of the symbol in its sequence, for rotary positions; None: time
+  # int32; symbols of all positions less the one written now, for relative positions; None: they are in order
+  offsets_BWU: tf.Tensor | None = None
 
 
 def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf.Tensor:
@@ -231,7 +233,9 @@ class Attention:
     cache = {name: ops.write_cache(cache[name], x_BNWK, now.start, *at) for name, x_BNWK in new.items()}
     if layer is not None:
       cache = {name: shard(buffer_LBNUK, f'L{self.cache_dims}') for name, buffer_LBNUK in cache.items()}
-    offsets_BWU = offsets_of_owned(now.mask_BWU) if self.relative else None
+    offsets_BWU = now.offsets_BWU
+    if self.relative and offsets_BWU is None:
+      offsets_BWU = offsets_of_owned(now.mask_BWU)
     y_BWM, _ = self.attend(theta, x_BWM, self.of_layer(cache, layer), now.mask_BWU, None, positions_BW, offsets_BWU)
     return y_BWM, cache
 

@@ -164,9 +164,9 @@ def beam_search(
       constrained = constraints, ConstraintProgress(*progress), repeats_BWV
       best = _constrained(*constrained, live, logits_BWV, *ends, specials, are_log_probs)
     penalty = norm.penalty(tf.cast(length, tf.float32))
-    ended_BJ = beam.ended(TENSORS, best, eos_id)
+    ended_BJ = beam.ended(TENSORS, best, eos_id, early_stopping)
     finished = beam.finish(TENSORS, finished, live, best, ended_BJ, places_T, length, penalty, eos_id)
-    parents_BW, live = beam.next_live(TENSORS, live, best, places_T, length, eos_id)
+    parents_BW, live = beam.next_live(TENSORS, live, best, ended_BJ, places_T, length, eos_id)
     if constraints is not None:
       progress = constraints_lib.follow(
         tnp, constraints, ConstraintProgress(*progress), parents_BW, live.last_BW, vocab_size

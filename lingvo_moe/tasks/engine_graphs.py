@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Cache, Now
 from lingvo_moe.tasks.model_config import ModelConfig
@@ -29,7 +28,13 @@ def require(config: ModelConfig) -> None:
     )
 
 
-def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> EngineGraph:
+def decoders(model, width: int, source: str, source_spec: tf.TensorSpec) -> dict[str, EngineGraph]:
+  """Graphs of a step, 'decoder' of `width` hypotheses a row and 'single' of one, if that is another; see `_decoder`."""
+  of_beam, of_one = (_decoder(model, w, source, source_spec) for w in (width, 1))
+  return {'decoder': of_beam, **({'single': of_one._replace(experts='decoder')} if width > 1 else {})}
+
+
+def _decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> EngineGraph:
   """One step of W = `width` hypotheses a row; `source` is the input that model.decode_step takes of a row's source."""
   stack, attention = model.decoder, model.decoder.attention
   parts = {'memory': 'memory', 'self': 'cache'} if stack.cross_attention else {'self': 'cache'}
@@ -38,7 +43,8 @@ def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Engin
   def decode(theta: Theta, inputs: Tensors) -> Tensors:
     own_BW1 = tf.cast(inputs['live'] >= 0, tf.float32)[..., tf.newaxis]  # the new position comes last
     mask_BWU = tf.concat([inputs['mask'], own_BW1], axis=-1)
-    now = Now(inputs['time'][0], tf.constant(0), mask_BWU, inputs['live'] > 0)
+    offsets_B1U = tf.pad(inputs['offsets'], [[0, 0], [0, 1]])[:, tf.newaxis]
+    now = Now(inputs['time'][0], tf.constant(0), mask_BWU, inputs['live'] > 0, offsets_BWU=offsets_B1U)
     inputs_of = lambda part, i: {kind: inputs[f'{part}_{kind}_{i}'] for kind in _KINDS}
     cache = {name: {key: inputs_of(part, i) for key, part in parts.items()} for i, name in enumerate(stack.layers)}
     logits_BWV, cache = model.decode_step(theta, inputs['ids'], now, inputs[source], cache)
@@ -52,6 +58,7 @@ def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Engin
     'time': tf.TensorSpec([1], tf.int32),
     'mask': tf.TensorSpec([None, width, None]),
     'live': tf.TensorSpec([None, width], tf.int32),
+    'offsets': tf.TensorSpec([None, None], tf.int32),  # of the symbols of cells from the last of their hypotheses
     source: source_spec,
   }
   for part in parts.values():
@@ -64,26 +71,28 @@ def named(part: str, layers: Iterable[Cache]) -> dict[str, tf.Tensor]:
   return {f'{part}_{kind}_{i}': cache[kind] for i, cache in enumerate(layers) for kind in _KINDS}
 
 
+def _flat(x: tf.Tensor) -> tf.Tensor:
+  """A tensor with all axes but its last in one; what it was made of by a reshape, if that is so, as each copies."""
+  made_of = x.op.inputs[0] if tf.is_symbolic_tensor(x) and x.op.type == 'Reshape' else x
+  return made_of if made_of.shape.rank == 2 else tf.reshape(x, [-1, x.shape[-1]])
+
+
 def ranked(logits_BWV: tf.Tensor, count: int) -> dict[str, tf.Tensor]:
   """Logits, the logarithm of their sum of exp, and the `count` best with their symbols, as of tf.math.top_k.
 
-  top_k is slow for many symbols. The best are in the `count` parts of the vocabulary with the largest maxima. `logits`
-  have an axis of parts: a second reshape would copy them.
+  top_k is slow for many symbols. The best are in the `count` parts of the vocabulary with the largest maxima. Results
+  have one axis F of all hypotheses: for logits of two shapes they would be copied.
   """
-  rows, width, num_symbols = sizes(logits_BWV)
+  num_symbols = logits_BWV.shape[2]
   part = max(size for size in range(1, 65) if num_symbols % size == 0)
-  num_parts = num_symbols // part
-  logits_BWDP = tf.reshape(logits_BWV, inferred([rows, width, num_parts, part]))
-  _, parts_BWJ = tf.math.top_k(tf.reduce_max(logits_BWDP, axis=-1), min(count, num_parts))
-  parts_BWJ = -tf.math.top_k(-parts_BWJ, parts_BWJ.shape[2])[0]  # in order: of equal logits the first is the best
-  symbols_BWJP = parts_BWJ[..., tf.newaxis] * part + tf.range(part)
-  flat = lambda x_BWJP: tf.reshape(x_BWJP, inferred([rows, width, parts_BWJ.shape[2] * part]))
-  best_BWJ, at_BWJ = tf.math.top_k(flat(tf.gather(logits_BWDP, parts_BWJ, batch_dims=2)), count)
-  best_BW11 = best_BWJ[..., :1, tf.newaxis]
-  log_z_BW11 = best_BW11 + tf.math.log(tf.reduce_sum(tf.exp(logits_BWDP - best_BW11), axis=[-2, -1], keepdims=True))
-  return {
-    'logits': logits_BWDP,
-    'log_z': log_z_BW11[..., 0, 0],
-    'best': best_BWJ,
-    'symbols': tf.gather(flat(symbols_BWJP), at_BWJ, batch_dims=2),
-  }
+  logits_FV = _flat(logits_BWV)
+  logits_FDP = tf.reshape(logits_FV, [-1, num_symbols // part, part])
+  _, parts_FJ = tf.math.top_k(tf.reduce_max(logits_FDP, axis=2), min(count, num_symbols // part))
+  parts_FJ = -tf.math.top_k(-parts_FJ, parts_FJ.shape[1])[0]  # in order: of equal logits the first is the best
+  candidates_FK = tf.reshape(tf.gather(logits_FDP, parts_FJ, batch_dims=1), [-1, parts_FJ.shape[1] * part])
+  best_FJ, at_FJ = tf.math.top_k(candidates_FK, count)
+  symbols_FJ = tf.gather(parts_FJ, at_FJ // part, batch_dims=1) * part + at_FJ % part
+  # log Z = logit - log(prob) of the likeliest symbol; the softmax is one kernel.
+  best_prob_F1 = tf.gather(tf.nn.softmax(logits_FV), symbols_FJ[:, :1], batch_dims=1)
+  log_z_F = (best_FJ[:, :1] - tf.math.log(best_prob_F1))[:, 0]
+  return {'logits': logits_FV, 'log_z': log_z_F, 'best': best_FJ, 'symbols': symbols_FJ}

@@ -37,7 +37,7 @@ class Live(NamedTuple):
   last_BW: Array  # int32; the last symbol: bos, or the last of its ids
   ids_BWT: Array  # int32; the symbols so far, then pad
   log_probs_BW: Array  # float32; -inf where there is no hypothesis
-  ended_B1: Array  # int32; hypotheses that ended, each among the W best continuations of its step
+  ended_B1: Array  # int32; hypotheses that ended
 
 
 class Finished(NamedTuple):
@@ -111,9 +111,15 @@ def in_order(library: Library, log_probs_BJ: Array, symbols_BJ: Array, parents_B
   return Continuations(log_probs_BJ, symbols_BJ, parents_BJ, order_BJ)
 
 
-def ended(library: Library, best: Continuations, eos: int) -> Array:
-  """Log-probabilities of the continuations that end, -inf for others."""
-  return library.xp.where(best.symbols_BJ == eos, best.log_probs_BJ, NEG_INF)
+def ended(library: Library, best: Continuations, eos: int, early_stopping: str | None) -> Array:
+  """Log-probabilities of the continuations that end, -inf for others.
+
+  With 'first', and without constraints, those among the W best alone.
+  """
+  ends_BJ, places_J = best.symbols_BJ == eos, np.arange(best.symbols_BJ.shape[1])
+  if early_stopping == 'first' and best.order_BJ is best.log_probs_BJ:
+    ends_BJ = ends_BJ & (places_J < len(places_J) // 2)
+  return library.xp.where(ends_BJ, best.log_probs_BJ, NEG_INF)
 
 
 def finish(
@@ -142,7 +148,7 @@ def finish(
 
 
 def next_live(
-  library: Library, live: Live, best: Continuations, places_T: Array, length: Array, eos: int
+  library: Library, live: Live, best: Continuations, ended_BJ: Array, places_T: Array, length: Array, eos: int
 ) -> tuple[Array, Live]:
   """Parents and live hypotheses of the next step: the W best continuations without eos, `length` symbols long."""
   xp, width = library.xp, live.last_BW.shape[1]
@@ -153,8 +159,7 @@ def next_live(
   parents_BW, symbols_BW = library.at(best.parents_BJ, chosen_BW), library.at(best.symbols_BJ, chosen_BW)
   ids_BWT = library.at(live.ids_BWT, parents_BW)
   ids_BWT = xp.where(places_T == length - 1, symbols_BW[:, :, np.newaxis], ids_BWT)
-  ends_BW = (best.symbols_BJ == eos)[:, :width] & (best.log_probs_BJ > NEG_INF)[:, :width]
-  ended_B1 = live.ended_B1 + xp.sum(ends_BW, axis=1, dtype=np.int32, keepdims=True)
+  ended_B1 = live.ended_B1 + xp.sum(ended_BJ > NEG_INF, axis=1, dtype=np.int32, keepdims=True)
   return parents_BW, Live(symbols_BW, ids_BWT, log_probs_BW, ended_B1)
 
 
@@ -172,8 +177,8 @@ def stop(
   'exact': those of which no live hypothesis can enter the n best: a log-probability can only fall, and no length
   penalty is larger than that of the longest. No tighter bound holds for all models, as a symbol may have probability 1.
   'heuristic': those of which none can with MARGIN more symbols. transformers' early_stopping=False is that with none.
-  'first': those with W hypotheses that ended, each among the W best of its step, and n best ones; so do CTranslate2
-  and transformers' early_stopping=True.
+  'first': those with W hypotheses that ended, each among the W best of its step; so do CTranslate2 and transformers'
+  early_stopping=True. With W = 1 that is greedy search.
 
   Args:
     length: float32.
@@ -182,7 +187,7 @@ def stop(
   """
   xp = library.xp
   if early_stopping == 'first':
-    stops_B1 = (live.ended_B1 >= live.log_probs_BW.shape[1]) & (finished.scores_BW[:, -1:] > NEG_INF)
+    stops_B1 = live.ended_B1 >= live.log_probs_BW.shape[1]
   else:
     longest_B1 = max_lengths_B1
     if early_stopping == 'heuristic':

@@ -5,13 +5,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.text import automaton
+from lingvo_moe.core.errors import UserError, closest, shown
+from lingvo_moe.storage.json_files import INTEGER, NUMBER, between, one_of
+from lingvo_moe.text import automaton, repetition
+from lingvo_moe.text.beam import EARLY_STOPPING
 from lingvo_moe.text.continuations import Sampling
 from lingvo_moe.text.visible_text import is_empty
 
+GREEDY = {'beam_size': 1, 'early_stopping': 'first'}
 _HALF = re.compile('[\ud800-\udfff]')
-SEARCHES = ('beam', 'sample', 'mbr')
+SEARCHES = ('beam', 'greedy', 'sample', 'mbr')
 SAMPLING = Sampling._fields[:4]  # of translations
 SEARCH = {  # fields of a search and their defaults
   'search': 'beam',
@@ -20,6 +23,16 @@ SEARCH = {  # fields of a search and their defaults
   'top_k': 0,
   'top_p': 1.0,
   'sample_seed': 0,
+}
+
+BEAM = {  # fields of beam search, and of limits, that may be asked of one request where no graph fixes them
+  'beam_size': between(INTEGER, 1, 1024),
+  'length_norm_alpha': between(NUMBER, 0, 1e6),
+  'early_stopping': one_of(*EARLY_STOPPING),
+  'decode_ratio': between(NUMBER, 0, 1000),
+  'decode_extra': between(INTEGER, 0, 10**6),
+  'repetition_penalty': between(NUMBER, 1e-6, repetition.MOST[0]),
+  'no_repeat_ngram_size': between(INTEGER, 0, repetition.MOST[1]),
 }
 
 
@@ -35,9 +48,13 @@ class TranslationRequest:
       'word=translation'.
     placeholders: whether placeholders, such as {{name}}, are kept from the model and put back in translations; not in
       those with a prefix.
-    search: one of SEARCHES: beam search, samples, or those of mbr_samples samples that agree most with the others
-      (minimum Bayes risk); None: as configured.
+    search: one of SEARCHES: beam search; greedy search, which is that with a beam of 1 and early_stopping='first';
+      samples, or those of mbr_samples samples that agree most with the others (minimum Bayes risk); None: as
+      configured.
     sample_temperature, top_k, top_p, sample_seed: values of samples; None: as configured.
+    beam_size, length_norm_alpha, early_stopping: values of beam search; None: as configured.
+    decode_ratio, decode_extra: limits of a translation's length; None: as configured.
+    repetition_penalty, no_repeat_ngram_size: limits on the repetition of symbols; None: as configured.
   """
 
   alignments: bool = False
@@ -50,6 +67,13 @@ class TranslationRequest:
   top_k: int | None = None
   top_p: float | None = None
   sample_seed: int | None = None
+  beam_size: int | None = None
+  length_norm_alpha: float | None = None
+  early_stopping: str | None = None
+  decode_ratio: float | None = None
+  decode_extra: int | None = None
+  repetition_penalty: float | None = None
+  no_repeat_ngram_size: int | None = None
 
   def __post_init__(self):
     terms = self.terms.items() if isinstance(self.terms, Mapping) else self.terms
@@ -64,6 +88,9 @@ class TranslationRequest:
         "prefix is a string, ban has words, terms have a word and its translation, such as 'Hund=hound'; saw "
         f'prefix={self.prefix!r:.60}, ban={self.ban!r:.60}, terms={self.terms!r:.60}'
       )
+    for name, kind in BEAM.items():
+      if (value := getattr(self, name)) is not None and not kind.fits(value):
+        raise UserError(f'{name} must be {kind.name}; saw {shown(value):.60}')
     object.__setattr__(self, 'ban', tuple(word.strip() for word in words[0]))
     object.__setattr__(self, 'terms', tuple((source.strip(), target.strip()) for source, target in terms))
     for text in (self.prefix, *self.ban, *(word for pair in self.terms for word in pair)):
@@ -97,8 +124,15 @@ class TranslationRequest:
   def is_constrained(self) -> bool:
     return bool(self.prefix or self.ban or self.terms)
 
+  def value(self, name: str, configured: Callable[[str], Any]) -> Any:
+    """Value of a field that may be asked, or else the configured one; greedy search has those of its beam."""
+    search = configured('search') if self.search is None else self.search
+    if search == 'greedy' and name in GREEDY:
+      return GREEDY[name]
+    return configured(name) if getattr(self, name) is None else getattr(self, name)
+
   def sampling(self, configured: Callable[[str], Any]) -> tuple[str, Sampling | None]:
-    """(search, values of samples; None of beam search), given the configured values by name.
+    """(search, values of samples; None of beam and greedy search), given the configured values by name.
 
     Raises:
       UserError: a value is out of its range, or what is asked does not fit the search.
@@ -107,10 +141,14 @@ class TranslationRequest:
     if search not in SEARCHES:
       raise UserError(f'search must be one of {", ".join(SEARCHES)}; saw {search!r:.40}')
     chosen = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
-    values = Sampling(*map(configured, SAMPLING)).changed(chosen, search)
-    if search != 'beam' and self.is_constrained:
+    is_beam = search in ('beam', 'greedy')
+    values = Sampling(*map(configured, SAMPLING)).changed(chosen, 'beam' if is_beam else search)
+    if not is_beam and self.is_constrained:
       raise UserError(f'prefix, ban and terms are for beam search; saw search={search}: leave them out, or that')
-    return search, None if search == 'beam' else values
+    for name in ('beam_size', 'length_norm_alpha', 'early_stopping'):
+      if getattr(self, name) is not None and search != 'beam':
+        raise UserError(f'{name} is for beam search; saw it with search={search}: leave one of them out')
+    return search, None if is_beam else values
 
 
 def is_half(text: str) -> bool:

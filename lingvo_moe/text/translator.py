@@ -65,8 +65,8 @@ class Translator:
   def sampling(self, request: TranslationRequest) -> tuple[str, Sampling | None]:
     """(search, values of samples; None of beam search) of a request; UserError where that has too few hypotheses."""
     search, values = request.sampling(self.configured) if 'search' in self.able else ('', None)
-    if search == 'beam':
-      check_n_best(self.n_best, self.configured('beam_size'))
+    if search in ('beam', 'greedy'):
+      check_n_best(self.n_best, request.value('beam_size', self.configured))
     elif search == 'mbr' and self.n_best > (most := self.configured('mbr_samples')):
       raise UserError(f'the best of mbr_samples={most} samples are at most as many; saw n_best={self.n_best}')
     return search, values

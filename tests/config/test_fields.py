@@ -120,8 +120,9 @@ def test_the_fields_a_translation_run_may_change():
     'scan_layers remat pipeline_repeats micro_batches dispatch round_capacity_factor capacity_chunks '
     # decoding
     'repetition_penalty no_repeat_ngram_size '
-    'beam_size length_norm_alpha length_norm_k early_stopping decode_ratio decode_extra several_sentences long_line alignment_layer '
-    'best_by best_by_sentences search sample_temperature top_k top_p sample_seed mbr_samples guided_by'.split()
+    'beam_size length_norm_alpha length_norm_k early_stopping decode_ratio decode_extra several_sentences long_line '
+    'alignment_layer best_by best_by_sentences search sample_temperature top_k top_p sample_seed mbr_samples '
+    'guided_by'.split()
   )
 
 

@@ -99,13 +99,16 @@ def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_
       reverse=True,
     )
     best = ranked[: 2 * beam_size]
-    finished += [(log_prob / penalty(steps, alpha), log_prob, y[1:]) for log_prob, y in best if y[-1] == EOS]
-    ended += sum(y[-1] == EOS for _, y in best[:beam_size])
+    may_end = best[:beam_size] if early_stopping == 'first' else best
+    ends = [(log_prob / penalty(steps, alpha), log_prob, y[1:]) for log_prob, y in may_end if y[-1] == EOS]
+    finished, ended = finished + ends, ended + len(ends)
     finished = sorted(finished, reverse=True)[:n_best]
     live = [(log_prob, y) for log_prob, y in best if y[-1] != EOS][:beam_size]
-    if early_stopping and live and len(finished) == n_best:
+    if early_stopping == 'first' and ended >= beam_size:
+      break
+    if early_stopping in ('exact', 'heuristic') and live and len(finished) == n_best:
       longest = min(steps + 4, max_length) if early_stopping == 'heuristic' else max_length
-      if live[0][0] / penalty(longest, alpha) <= finished[-1][0] if early_stopping != 'first' else ended >= beam_size:
+      if live[0][0] / penalty(longest, alpha) <= finished[-1][0]:
         break
   return finished, steps
 
@@ -153,7 +156,8 @@ def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stopp
   found = toy.search(max_lengths, beam_size, alpha, n_best=n_best, early_stopping=early_stopping, **keeps)
   all_steps = []
   for source, max_length in enumerate(max_lengths):
-    expected, steps = ordinary_search(toy, source, max_length, beam_size, alpha, n_best=n_best, early_stopping=early_stopping)
+    values = {'n_best': n_best, 'early_stopping': early_stopping}
+    expected, steps = ordinary_search(toy, source, max_length, beam_size, alpha, **values)
     assert_found(found, source, expected)
     all_steps.append(steps)
   assert found.steps == max(all_steps)
@@ -165,7 +169,8 @@ def test_no_translation_is_shorter_than_asked_for_where_its_limit_allows():
   for min_length in (1, 5):
     found = toy.search(max_lengths, 3, 0.6, min_length=min_length)
     for source, max_length in enumerate(max_lengths):
-      expected, _ = ordinary_search(toy, source, max_length, 3, 0.6, n_best=3, early_stopping='exact', min_length=min_length)
+      values = {'n_best': 3, 'early_stopping': 'exact', 'min_length': min_length}
+      expected, _ = ordinary_search(toy, source, max_length, 3, 0.6, **values)
       assert_found(found, source, expected)
     shortest.append(found.lengths_BW[:, 0].numpy().tolist())
   assert max(shortest[0]) < 5 and shortest[1][2:] == [4, 1] and min(shortest[1][:2]) >= 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.addons.engine.numpy_beam import Beam, NextSymbols
+from lingvo_moe.addons.engine.numpy_beam import Beam, BeamValues, NextSymbols
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import beam_search
 from lingvo_moe.text.constraints import Constraints
@@ -89,15 +89,14 @@ def in_tensorflow(rows, width, n_best=2):
 
 
 def in_numpy(rows, width, n_best=2):
-  beam = Beam.begin(np.full(len(rows), MOST, np.int32), width, n_best, constraints(rows))
+  values = BeamValues(width, n_best, LengthNorm(ALPHA), 'exact')
+  beam = Beam.begin(np.full(len(rows), MOST, np.int32), values, constraints(rows))
   for time in range(MOST):
     logits_BWV = LOG_P[time, beam.live.last_BW]
     symbols_BWJ = np.argsort(-logits_BWV, axis=2, kind='stable')
     best_BWJ = np.take_along_axis(logits_BWV, symbols_BWJ, axis=2)
     log_z_BW = np.zeros([len(rows), width], np.float32)
-    beam.advance(
-      NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV), time, LengthNorm(ALPHA)
-    )
+    beam.advance(NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV), time)
   return read(beam.finished.scores_BW, beam.finished.ids_BWT, beam.finished.lengths_BW)
 
 

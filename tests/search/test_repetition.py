@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.addons.engine.numpy_beam import ARRAYS, Beam, NextSymbols
+from lingvo_moe.addons.engine.numpy_beam import ARRAYS, Beam, BeamValues, NextSymbols
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import beam_search, sampling
 from lingvo_moe.search.beam_search import TENSORS
@@ -87,14 +87,15 @@ def in_tensorflow(width, repetition, constraints=None, jit_compile=False):
 
 def in_numpy(width, repetition, constraints=None):
   first_BP = np.full([2, 1], BOS, np.int32)
-  beam = Beam.begin(np.full(2, MOST, np.int32), width, width, constraints, repetition, first_BP)
+  values = BeamValues(width, width, LengthNorm(0.0), 'exact')
+  beam = Beam.begin(np.full(2, MOST, np.int32), values, constraints, repetition, first_BP)
   for time in range(MOST):
     logits_BWV = LOGITS[time][beam.live.last_BW]
     symbols_BWJ = np.argsort(-logits_BWV, axis=2, kind='stable')
     best_BWJ = np.take_along_axis(logits_BWV, symbols_BWJ, axis=2)
     log_z_BW = np.log(np.exp(logits_BWV).sum(axis=2))
     symbols = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[..., EOS], log_z_BW, logits_BWV)
-    beam.advance(symbols, time, LengthNorm(0.0))
+    beam.advance(symbols, time)
   return read(beam.finished.log_probs_BW, beam.finished.ids_BWT, beam.finished.lengths_BW)
 
 

@@ -162,6 +162,7 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
   from lingvo_moe.addons.engine import search, stages
   from lingvo_moe.addons.engine.graph import available_threads
   from lingvo_moe.addons.engine.lanes import Lanes
+  from lingvo_moe.addons.engine.numpy_beam import BeamValues
   from lingvo_moe.core.length_norm import LengthNorm
   from lingvo_moe.text.vocab import EOS
 
@@ -171,17 +172,18 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
     """Runs a graph; hypotheses of a decoder then end only where they must."""
     run(graph)
     if 'logits' in graph.outputs:
-      search.logits(graph)[:, :, EOS] = _NEVER
+      graph.output('logits')[:, EOS] = _NEVER
 
   stages.StagedGraph.run = run_endless
-  lanes = Lanes(folder, ('decoder', 'encoder'), available_threads())
+  lanes, values = Lanes(folder, available_threads()), BeamValues(job.beam_size, 1, LengthNorm(job.alpha), 'exact')
   batches = lanes.batches(list(map(len, job.sources)), sum(map(len, job.sources)))
 
   def translate(batch, decoder, encoder):
     memory, lengths_B = search.encode(encoder, [job.sources[i] for i in batch]), np.full(len(batch), job.max_length)
-    return search.search(decoder, memory, lengths_B, job.beam_size, LengthNorm(job.alpha), n_best=1).lengths_BW[:, 0]
+    return search.search(decoder, memory, lengths_B, values).lengths_BW[:, 0]
 
-  return lambda: [int(length) for _, lengths_B in lanes.run(translate, batches) for length in lengths_B]
+  graphs = 'decoder', 'encoder'
+  return lambda: [int(length) for _, lengths_B in lanes.run(translate, batches, graphs) for length in lengths_B]
 
 
 def _ctranslate2(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:

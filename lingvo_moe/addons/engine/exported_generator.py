@@ -11,6 +11,7 @@ import numpy as np
 from lingvo_moe.addons.engine import numpy_sampling, search
 from lingvo_moe.addons.engine.exported import ExportedModel
 from lingvo_moe.addons.engine.flat_cache import Prompt
+from lingvo_moe.addons.engine.numpy_beam import BeamValues
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.text import language_tags, text_vocab, translator
 from lingvo_moe.text.continuations import Listeners, Request, by_row
@@ -24,12 +25,17 @@ class ExportedLanguageModel(ExportedModel):
   """Exported language model."""
 
   continues_text = True
+  beside = 'reader'
 
   def __init__(self, path: str, threads: int | None = None) -> None:
-    super().__init__(path, threads, ('decoder', 'reader'))
+    super().__init__(path, threads)
     name = self.settings['vocab']
     self.vocab = text_vocab.read(name if name == 'byte' else os.path.join(path, name))
-    self.lanes.expect(self.beam_size if self.settings['search'] == 'beam' else 1, self.vocab.size)
+    self.graph_width = self.beam_size if self.settings['search'] == 'beam' else 1
+
+  @property
+  def symbols(self) -> int:
+    return self.vocab.size
 
   def translator(self, n_best: int = 1) -> ExportedContinuer:
     return ExportedContinuer(self, n_best)
@@ -56,8 +62,13 @@ class ExportedContinuer(translator.Generator):
 
   def complete(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
     batches = [requests[start : start + _ROWS] for start in range(0, len(requests), _ROWS)]
+    width = self._model.beam_size if self._model.settings['search'] == 'beam' else 1
     return [
-      continuations for _, of_batch in self._model.lanes.run(self._continue, batches) for continuations in of_batch
+      continuations
+      for _, of_batch in self._model.lanes.run(
+        self._continue, batches, (self._model.decoder(width), self._model.beside)
+      )
+      for continuations in of_batch
     ]
 
   def _continue(self, requests: Sequence[Request], decoder: StagedGraph, reader: StagedGraph) -> list[list[Hypothesis]]:
@@ -65,9 +76,9 @@ class ExportedContinuer(translator.Generator):
     prompts = [[BOS, *vocab.encode(request.prompt).tolist()] for request in requests]
     values, listeners = by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
-      ranking = self._model.beam_size, self._model.length_norm, settings['early_stopping']
+      of_beam = BeamValues(self._model.beam_size, copies, self._model.length_norm, settings['early_stopping'])
       prompt, repetition = read(reader, prompts, 1), self._model.repetition
-      results = search.search(decoder, {}, values['limits'], *ranking, copies, prompt, repetition=repetition)
+      results = search.search(decoder, {}, values['limits'], of_beam, prompt, repetition=repetition)
     else:
       by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[2:])
       watch = lambda symbols_B1: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B1)), copies)

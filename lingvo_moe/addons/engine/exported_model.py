@@ -7,12 +7,11 @@ from lingvo_moe.addons.engine.exported import ExportedModel
 from lingvo_moe.addons.engine.exported_generator import ExportedLanguageModel
 from lingvo_moe.addons.engine.exported_translator import TranslationModel
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.text.repetition import FIELDS
-from lingvo_moe.text.request import SEARCH
+from lingvo_moe.text.request import BEAM, SEARCH
 
 # Options that runs have too.
 _FIXED = (
-  *('model', 'step', 'beam_size'),
+  *('model', 'step'),
   *('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens'),
 )
 
@@ -23,11 +22,13 @@ def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
     raise UserError(f'threads={shown(threads)} is not a whole number from 1 on: leave it out for one on each core')
   make = ExportedLanguageModel if manifest.read(path)['task'] == 'language' else TranslationModel
   model = make(path, threads)
-  for name in ('length_norm_alpha', 'early_stopping', *FIELDS):
+  for name in BEAM.keys() & model.settings.keys():
     if (value := chosen.pop(name, None)) is not None:
-      if not (kind := manifest.VALUES[name]).fits(value):
-        raise UserError(f'{name} must be {kind.name}; saw {shown(value)}')
+      if not BEAM[name].fits(value):
+        raise UserError(f'{name} must be {BEAM[name].name}; saw {shown(value)}')
       model.settings[name] = value
+  if isinstance(model, TranslationModel) or model.settings['search'] == 'beam':
+    model.check_width(model.beam_size)
   if isinstance(model, TranslationModel):
     model.choose_search({name: value for name in SEARCH if (value := chosen.pop(name, None)) is not None})
   fixed = {name: model.settings[name] for name in _FIXED if name in model.settings}

@@ -12,10 +12,13 @@ import numpy as np
 
 from lingvo_moe.addons.engine import search
 from lingvo_moe.addons.engine.exported import ExportedModel
+from lingvo_moe.addons.engine.numpy_beam import BeamValues
 from lingvo_moe.addons.engine.numpy_sampling import draw
 from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.text import language_tags, minimum_bayes_risk, translator
-from lingvo_moe.text.continuations import Request
+from lingvo_moe.text.continuations import Request, Sampling
+from lingvo_moe.text.repetition import FIELDS, Repetition
 from lingvo_moe.text.request import NOTHING, TranslationRequest
 from lingvo_moe.text.sentences import TrainingLines
 from lingvo_moe.text.text_constraints import TextConstraints
@@ -23,12 +26,15 @@ from lingvo_moe.text.translator import Answers, Hypothesis, Scored
 from lingvo_moe.text.visible_text import is_empty
 from lingvo_moe.text.vocab import EOS, Vocab
 
+_LIMITS = ('decode_ratio', 'decode_extra')
+
 
 class TranslationModel(ExportedModel):
   continues_text = False
+  beside = 'encoder'
 
   def __init__(self, path: str, threads: int | None = None) -> None:
-    super().__init__(path, threads, ('decoder', 'encoder'))
+    super().__init__(path, threads)
     self.tag_sides = self.settings['tag_sides']
     self.training_lines = TrainingLines(*map(self.settings.get, ('several_sentences', 'long_line')))
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
@@ -38,7 +44,10 @@ class TranslationModel(ExportedModel):
         f'begin and tags of {path} must be symbols of its vocabularies; saw {max(symbols)} of '
         f'{min(self.source.size, self.target.size)}: export the run again'
       )
-    self.lanes.expect(self.beam_size, self.target.size)
+
+  @property
+  def symbols(self) -> int:
+    return self.target.size
 
   def choose_search(self, values: Mapping[str, Any]) -> None:
     """Puts values in place of those that it was exported with."""
@@ -77,6 +86,10 @@ class ExportedTranslator(translator.Translator):
   def configured(self, name: str) -> Any:
     return self._model.settings[name]
 
+  def sampling(self, request: TranslationRequest) -> tuple[str, Sampling | None]:
+    self._model.check_width(request.value('beam_size', self.configured))
+    return super().sampling(request)
+
   def translate(
     self,
     texts: Sequence[str],
@@ -88,6 +101,10 @@ class ExportedTranslator(translator.Translator):
   ) -> Answers:
     """Translates sentences; one without tokens is translated to an empty line."""
     model, (search_name, sampling) = self._model, self.sampling(request)
+    value = lambda name: request.value(name, self.configured)
+    limits, repetition = [value(name) for name in _LIMITS], Repetition.of(*map(value, FIELDS))
+    norm = LengthNorm(value('length_norm_alpha'), model.settings['length_norm_k'])
+    of_beam = BeamValues(value('beam_size'), self.n_best, norm, value('early_stopping'))
     of_source, of_target = self._around(target)
     sources, truncated = _rows(model.source, texts, of_source, model.max_length)
     of_texts = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
@@ -99,31 +116,20 @@ class ExportedTranslator(translator.Translator):
       constrained = TextConstraints(request, model.target, *sizes)
 
     def search_for(batch, decoder, encoder):
-      limits_B, constraints = np.array([self._max_length(len(sources[i])) for i in batch], np.int32), None
+      limits_B, constraints = np.array([self._max_length(len(sources[i]), *limits) for i in batch], np.int32), None
       if constrained:
         constraints, room_B = constrained.of([texts[i] for i in batch], len(batch))
         limits_B = np.minimum(limits_B + room_B, model.max_length)
       memory, begins = search.encode(encoder, [sources[i] for i in batch]), (self._begin, of_target.before)
       if sampling:
         requests = [Request.of_text(texts[i], sampling) for i in batch]
-        return draw(decoder, memory, requests, samples, limits_B, model.beam_size, *begins, model.repetition)
-      return search.search(
-        decoder,
-        memory,
-        limits_B,
-        model.beam_size,
-        model.length_norm,
-        model.settings['early_stopping'],
-        self.n_best,
-        None,
-        *begins,
-        constraints=constraints,
-        repetition=model.repetition,
-      )
+        return draw(decoder, memory, requests, samples, limits_B, model.graph_width, *begins, repetition)
+      return search.search(decoder, memory, limits_B, of_beam, None, *begins, constraints, repetition)
 
     read = lambda ids, *values: Hypothesis(model.target.decode(ids), *values)
     samples = self.configured('mbr_samples') if search_name == 'mbr' else self.n_best
-    for batch, of_batch in self._run(search_for, sources, samples if sampling else 1):
+    width = max(samples, model.graph_width) if sampling else of_beam.width
+    for batch, of_batch in self._run(search_for, sources, width):
       for row, i in enumerate(batch):
         of_texts[i] = translator.of_finite_probability(read, *(values[row] for values in of_batch))
         if search_name == 'mbr':
@@ -153,9 +159,9 @@ class ExportedTranslator(translator.Translator):
 
     def score(batch, decoder, encoder):
       memory = search.encode(encoder, [source_ids[i] for i in batch])
-      return search.score(decoder, memory, [labels[i] for i in batch], model.beam_size, self._begin, given)
+      return search.score(decoder, memory, [labels[i] for i in batch], self._begin, given)
 
-    for batch, scores in self._run(score, source_ids):
+    for batch, scores in self._run(score, source_ids, 1):
       log_probs[batch], tokens[batch] = scores, [len(labels[i]) - given for i in batch]
       progress(len(batch))
     return Scored(log_probs, tokens, sorted({*source_cut, *(i for i in target_cut if source_ids[i])}))
@@ -165,20 +171,20 @@ class ExportedTranslator(translator.Translator):
     return language_tags.around(self._model.tag_sides, self._model.settings['tags'].__getitem__, EOS, languages)
 
   def _run(
-    self, function: Callable[..., Any], sources: Sequence[Sequence[int]], samples: int = 1
+    self, function: Callable[..., Any], sources: Sequence[Sequence[int]], width: int
   ) -> Iterator[tuple[Sequence[int], Any]]:
     """Batches of the sources that have tokens, each with the result of a function of it and of a lane's graphs.
 
-    So many samples of a sentence take the room of as many hypotheses of a beam.
+    Rows have `width` hypotheses: more than those of a beam take the room of several rows.
     """
-    lanes, width = self._model.lanes, self._model.beam_size
-    tokens = self._model.settings['batch_tokens'] * width // max(samples, width)
-    return lanes.run(function, lanes.batches(list(map(len, sources)), tokens))
+    model = self._model
+    tokens = model.settings['batch_tokens'] * model.graph_width // max(width, model.graph_width)
+    batches = model.lanes.batches(list(map(len, sources)), tokens)
+    return model.lanes.run(function, batches, (model.decoder(width), model.beside))
 
-  def _max_length(self, source_length: int) -> int:
+  def _max_length(self, source_length: int, ratio: float, extra: int) -> int:
     """Length limit of a translation in symbols, with the end."""
-    settings = self._model.settings
-    limit = math.floor(np.float32(settings['decode_ratio']) * np.float32(source_length)) + settings['decode_extra']
+    limit = math.floor(np.float32(ratio) * np.float32(source_length)) + extra
     return min(max(limit, 1 if self._model.tag_sides == 'source' else 2), self._model.max_length)
 
 

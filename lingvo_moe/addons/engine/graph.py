@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 import re
@@ -43,17 +44,27 @@ class TfliteGraph:
     self.shapes, self.output_shapes = shapes_of(inputs), shapes_of(outputs)
     self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
     self.sizes: Shapes = {}  # the shapes that `resize` gave
+    self._room = 0, 0  # rows and numbers of inputs for which there is memory
     self.inputs, self.outputs = list(inputs), list(outputs)  # names
 
-  def resize(self, sizes: Shapes) -> None:
-    """Gives inputs their shapes. If any changes, the contents of all inputs are lost."""
+  def resize(self, sizes: Shapes) -> bool:
+    """Gives inputs their shapes. If any changes, which it returns, the contents of all inputs are lost."""
     if sizes == self.sizes:
-      return
+      return False
+    rows, numbers = max(shape[0] for shape in sizes.values()), sum(map(math.prod, sizes.values()))
+    if rows > self._room[0] or numbers > self._room[1]:
+      # The runtime moves all its memory when it needs more. What is not written takes none.
+      self._allocate({name: (2 * shape[0], *shape[1:]) for name, shape in sizes.items()})
+      self._room = 2 * rows, 2 * numbers
+    self._allocate(sizes)
+    self.sizes = dict(sizes)
+    return True
+
+  def _allocate(self, sizes: Shapes) -> None:
     with refused(self._path), contextlib.nullcontext() if self.sizes else quiet.without_messages(_MESSAGES):
       for name, shape in sizes.items():
         self._interpreter.resize_tensor_input(self._index[name], shape)
       self._interpreter.allocate_tensors()  # the runtime greets once
-    self.sizes = dict(sizes)
 
   def input(self, name: str) -> np.ndarray:
     """View of an input's buffer."""

@@ -7,7 +7,7 @@ all cores. The encoder and the search of a lane run beside the decoder of anothe
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -24,19 +24,16 @@ class Lanes:
 
   Args:
     folder: of the export.
-    names: of its graphs, the largest first: loading takes more memory for a while.
     threads: number of threads of all lanes.
+    check: called with the graphs of a lane by name when one is loaded; raises UserError where they do not fit.
   """
 
-  def __init__(self, folder: str, names: Sequence[str], threads: int) -> None:
-    self._threads, self._loading, self._idle = threads, threading.Lock(), {}
-    experts = functools.cache(lambda path: stages.ExportedExperts(path, max(1, threads // _LANES)))
-    self._load = lambda threads: [stages.load(folder, name, threads, experts) for name in names]
-    self._folder, self._expected = folder, None
-
-  def expect(self, width: int, symbols: int) -> None:
-    """Lets graphs be refused when they are loaded, unless the first is a step of so many hypotheses and symbols."""
-    self._expected = width, symbols
+  def __init__(
+    self, folder: str, threads: int, check: Callable[[Mapping[str, stages.StagedGraph]], object] = lambda graphs: None
+  ) -> None:
+    self._folder, self._threads, self._check = folder, threads, check
+    self._loading, self._idle = threading.Lock(), {}
+    self._experts = functools.cache(lambda path: stages.ExportedExperts(path, max(1, threads // _LANES)))
 
   def batches(self, lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Numbers of the texts that have a length, longest first, in batches: so many tokens with padding in all lanes."""
@@ -50,32 +47,48 @@ class Lanes:
     return made_batches
 
   def run(
-    self, function: Callable[..., Result], batches: Sequence[Sequence[int]]
+    self, function: Callable[..., Result], batches: Sequence[Sequence[int]], names: Sequence[str]
   ) -> Iterator[tuple[Sequence[int], Result]]:
-    """Each batch with function(batch, *graphs), in order; all lanes compute. What is left is not, once closed."""
+    """Each batch with function(batch, *graphs of these names), in order; all lanes compute.
+
+    What is left is not, once closed. Graphs are loaded when they are first used: name the largest first, as loading
+    takes more memory for a while.
+    """
     lanes = min(_LANES, self._threads, max(1, len(batches)))
-    idle, pool = self._lanes(lanes), ThreadPoolExecutor(lanes)
+    idle = self._lanes(lanes)
 
     def on_an_idle_lane(batch):
-      graphs = idle.get()
+      lane = idle.get()
       try:
-        return function(batch, *graphs)
+        return function(batch, *self._graphs(lane, self._threads // lanes, names))
       finally:
-        idle.put(graphs)
+        idle.put(lane)
 
+    if lanes == 1:
+      yield from ((batch, on_an_idle_lane(batch)) for batch in batches)
+      return
+    pool = ThreadPoolExecutor(lanes)
     try:
       yield from zip(batches, pool.map(on_an_idle_lane, batches))
     finally:
       pool.shutdown(cancel_futures=True)
 
-  def _lanes(self, count: int) -> queue.SimpleQueue[list[stages.StagedGraph]]:
-    """Graphs of those of so many lanes that are idle, loaded at the first call."""
+  def _lanes(self, count: int) -> queue.SimpleQueue[dict[str, stages.StagedGraph]]:
+    """Those of so many lanes that are idle: graphs by name, as far as they are loaded."""
     with self._loading:
       if count not in self._idle:
-        loaded = [self._load(self._threads // count) for _ in range(count)]
-        for graphs in loaded if self._expected else ():
-          stages.check(self._folder, *graphs, *self._expected)
         self._idle[count] = queue.SimpleQueue()
-        for graphs in loaded:
-          self._idle[count].put(graphs)
+        for _ in range(count):
+          self._idle[count].put({})
     return self._idle[count]
+
+  def _graphs(
+    self, lane: dict[str, stages.StagedGraph], threads: int, names: Sequence[str]
+  ) -> list[stages.StagedGraph]:
+    missing = [name for name in names if name not in lane]
+    if missing:
+      with self._loading:
+        loaded = {name: stages.load(self._folder, name, threads, self._experts) for name in missing}
+      self._check({**lane, **loaded})
+      lane |= loaded
+    return [lane[name] for name in names]

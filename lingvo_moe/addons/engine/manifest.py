@@ -19,14 +19,12 @@ from lingvo_moe.storage.json_files import (
   optional,
 )
 from lingvo_moe.text import repetition
-from lingvo_moe.text.beam import EARLY_STOPPING
 from lingvo_moe.text.language_tags import SIDES
-from lingvo_moe.text.request import SEARCH, SEARCHES
-from lingvo_moe.text.vocab import BOS
+from lingvo_moe.text.request import BEAM, SEARCHES
 
 MANIFEST = 'manifest.json'
 FORMAT = 'lingvo_moe engine'
-VERSION = 2
+VERSION = 3
 REQUIREMENTS_FILE = 'requirements.txt'
 # All that the engine needs besides this package; setup.py's extra [litert] has the same ai-edge-litert.
 REQUIREMENTS = (
@@ -47,12 +45,8 @@ VALUES = {
   'checkpoint': TEXT,
   'weights': one_of('float32', 'int8'),
   'task': one_of('language', 'translation'),
-  'beam_size': between(INTEGER, 1, 1024),
-  'length_norm_alpha': between(NUMBER, 0, 1e6),
+  **{name: BEAM[name] for name in ('beam_size', 'length_norm_alpha', 'early_stopping', *repetition.FIELDS)},
   'length_norm_k': between(NUMBER, 0, 1e6),
-  'early_stopping': one_of(*EARLY_STOPPING),
-  'repetition_penalty': between(NUMBER, 1e-6, repetition.MOST[0]),
-  'no_repeat_ngram_size': between(INTEGER, 0, repetition.MOST[1]),
   'sample_temperature': between(NUMBER, 0, 1e6),
   'top_k': between(INTEGER, 0, _MOST),
   'top_p': between(NUMBER, 1e-6, 1),
@@ -71,8 +65,7 @@ _OF_TASK = {
     'search': one_of(*SEARCHES),
     'max_length': between(INTEGER, 3, 10**6),
     'mbr_samples': between(INTEGER, 1, 4096),
-    'decode_ratio': between(NUMBER, 0, 1000),
-    'decode_extra': between(INTEGER, 0, 10**6),
+    **{name: BEAM[name] for name in ('decode_ratio', 'decode_extra')},
     'batch_tokens': between(INTEGER, 1, _MOST),
     'num_experts': optional(between(INTEGER, 0, _MOST)),
     'layers': optional(between(INTEGER, 0, _MOST)),
@@ -89,12 +82,6 @@ _OF_TASK = {
 _FILES = {
   'language': ('decoder.tflite', 'reader.tflite'),
   'translation': ('decoder.tflite', 'encoder.tflite', 'source.model', 'target.model'),
-}
-# Those that exports of earlier versions lack.
-_LIMITS = {'length_norm_k': 5.0, 'early_stopping': 'exact', **dict(zip(repetition.FIELDS, repetition.OFF))}
-_DEFAULTS = {
-  'language': _LIMITS,
-  'translation': {**SEARCH, **_LIMITS, 'tag_sides': 'source', 'begin': BOS, 'gate_pairs': []},
 }
 _WAY_OUT = 'export the run again with lingvo-moe export RUN OUT --format=litert'
 
@@ -115,7 +102,7 @@ def read(folder: str) -> dict[str, Any]:
   """The manifest of a folder, whose files are all there and unchanged.
 
   Raises:
-    UserError: there is none, it is of a later version, a value is not of its kind, or a file is missing or was changed.
+    UserError: there is none, it is of another version, a value is not of its kind, or a file is missing or was changed.
   """
   path = os.path.join(folder, MANIFEST)
   try:
@@ -124,14 +111,13 @@ def read(folder: str) -> dict[str, Any]:
     raise UserError(f'{folder} is no export for the engine: it has no {MANIFEST}; {_WAY_OUT}') from None
   if manifest.get('format') != FORMAT:
     raise UserError(f'{path} is not the manifest of an export (format {manifest.get("format")!r:.60}): {_WAY_OUT}')
-  if manifest['version'] > VERSION:
+  if manifest['version'] != VERSION:
     raise UserError(
-      f'{path} has version {manifest["version"]}, and this version of lingvo_moe reads up to {VERSION}: install the '
+      f'{path} has version {manifest["version"]}, and this version of lingvo_moe reads {VERSION}: install the '
       f'version that wrote it, or {_WAY_OUT}'
     )
   try:
     json_files.check(manifest, task=VALUES['task'])
-    manifest = {**_DEFAULTS[manifest['task']], **manifest}
     json_files.check(manifest, **VALUES, **_OF_TASK[manifest['task']])
   except ValueError as e:
     raise UserError(f'{path} is not the manifest of an export ({e}): {_WAY_OUT}') from None
@@ -141,7 +127,13 @@ def read(folder: str) -> dict[str, Any]:
 
 def _check_files(folder: str, manifest: Mapping[str, Any]) -> None:
   """Raises UserError where a file is missing, was changed, or is none of the export's."""
-  needed = {*_FILES[manifest['task']], *({manifest['vocab']} - {'byte'} if manifest['task'] == 'language' else ())}
+  is_beam = manifest['beam_size'] > 1 and (manifest['task'] == 'translation' or manifest['search'] == 'beam')
+  single = {'single.tflite'} if is_beam else set()
+  needed = {
+    *_FILES[manifest['task']],
+    *single,
+    *({manifest['vocab']} - {'byte'} if manifest['task'] == 'language' else ()),
+  }
   graphs = {name for name in os.listdir(folder) if name.endswith('.tflite')}
   for name in sorted((needed | graphs) - manifest['files'].keys()):
     file_path = os.path.join(folder, name)

@@ -22,6 +22,20 @@ from lingvo_moe.text.vocab import BOS, EOS, PAD
 _SPECIALS = Specials(PAD, BOS, EOS)
 
 
+class BeamValues(NamedTuple):
+  """Values of a beam search."""
+
+  width: int  # W, live hypotheses of a row
+  n_best: int  # hypotheses that are returned, at most W
+  norm: LengthNorm
+  early_stopping: str  # one of beam.EARLY_STOPPING
+
+  @property
+  def is_greedy(self) -> bool:
+    """Whether it is greedy search."""
+    return self.width == 1 and self.early_stopping == 'first'
+
+
 class NextSymbols(NamedTuple):
   """Scores of the next symbol of each hypothesis, as the decoder gives them."""
 
@@ -46,6 +60,7 @@ class Beam:
   """Live and finished hypotheses of some rows."""
 
   max_lengths_B: np.ndarray  # the largest |Y| of each row, counting eos; 0 in a row without a source
+  values: BeamValues
   live: Live
   finished: Finished
   constraints: Constraints | None = None  # what hypotheses must and must not have; None: nothing
@@ -57,19 +72,19 @@ class Beam:
   def begin(
     cls,
     max_lengths_B: np.ndarray,
-    width: int,
-    n_best: int,
+    values: BeamValues,
     constraints: Constraints | None = None,
     repetition: Repetition | None = None,
     before_BP: np.ndarray | None = None,
   ) -> Beam:
     """One live hypothesis, bos alone, in each row whose max_length is not 0."""
-    rows, most = len(max_lengths_B), int(max_lengths_B.max(initial=0))
+    rows, most, (width, n_best, *_) = len(max_lengths_B), int(max_lengths_B.max(initial=0)), values
     padding = lambda width: np.full([rows, width, most], PAD, np.int32)
     log_probs_BW = np.full([rows, width], NEG_INF)
     log_probs_BW[max_lengths_B > 0, 0] = 0
     return cls(
       max_lengths_B=max_lengths_B,
+      values=values,
       live=Live(np.full([rows, width], BOS, np.int32), padding(width), log_probs_BW, np.zeros([rows, 1], np.int32)),
       finished=Finished(padding(n_best), np.zeros([rows, n_best], np.int32), *np.full([2, rows, n_best], NEG_INF)),
       constraints=constraints,
@@ -87,6 +102,7 @@ class Beam:
     of_rows = lambda values: values[rows]
     return Beam(
       self.max_lengths_B[rows],
+      self.values,
       Live(*map(of_rows, self.live)),
       Finished(*map(of_rows, self.finished)),
       self.constraints and self.constraints._replace(terms_BYT=self.constraints.terms_BYT[rows]),
@@ -95,18 +111,19 @@ class Beam:
       self.repetition and self.before_BP[rows],
     )
 
-  def advance(self, next_symbols: NextSymbols, time: int, norm: LengthNorm, early_stopping: str) -> np.ndarray:
+  def advance(self, next_symbols: NextSymbols, time: int) -> np.ndarray:
     """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
+    norm, early_stopping = self.values.norm, self.values.early_stopping
     length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
     repeats_BWV = None
     if self.repetition is not None:
       next_symbols, repeats_BWV = self._limited(next_symbols, time)
     best = self._continuations(next_symbols, repeats_BWV, length)
-    ended_BJ = beam.ended(ARRAYS, best, EOS)
+    ended_BJ = beam.ended(ARRAYS, best, EOS, early_stopping)
     if (ended_BJ > NEG_INF).any():
       penalty = norm.penalty(np.float32(length))
       self.finished = beam.finish(ARRAYS, self.finished, self.live, best, ended_BJ, places_T, length, penalty, EOS)
-    parents_BW, self.live = beam.next_live(ARRAYS, self.live, best, places_T, length, EOS)
+    parents_BW, self.live = beam.next_live(ARRAYS, self.live, best, ended_BJ, places_T, length, EOS)
     if self.constraints is not None:
       size = self.constraints.automaton_JV.shape[1]
       self.progress = constraints_lib.follow(np, self.constraints, self.progress, parents_BW, self.live.last_BW, size)

@@ -94,21 +94,21 @@ def sample(
   before_BP = prompt.symbols_BP if prompt else last_B[:, np.newaxis]
   cache = FlatCache(decoder, memory, keys_BW.shape[1], most, prompt)
   for time in range(most):
-    if cache.is_full:
-      rows = np.flatnonzero(live_BW.any(axis=1))
-      cache.keep(rows, live_BW)
+    if cache.is_due(live_B := live_BW.any(axis=1)):
+      rows = np.flatnonzero(live_B)
+      cache.keep(rows)
       numbers, last_BW, live_BW = numbers[rows], last_BW[rows], live_BW[rows]
     cache.run(last_BW, time, live_BW)
     if time < len(given):
       last_BW = np.full_like(last_BW, given[time])
     else:
-      scores_BWV = logits_BWV = search.logits(decoder)
+      scores_BWV = logits_BWV = search.results(decoder, 'logits', keys_BW.shape[1])
       if repetition is not None:
         _, scores_BWV = repetition.scores(ARRAYS, logits_BWV, before_BP[numbers], ids_BWT[numbers], time)
       last_BW = sampler.take(numbers)(scores_BWV, hash32.fold(keys_BW[numbers], time))
       logits_BW = np.take_along_axis(logits_BWV, last_BW[:, :, np.newaxis], axis=2)[:, :, 0]
       del logits_BWV, scores_BWV  # a view, which may not be held by the next step
-      log_probs_BW[numbers] += np.where(live_BW, logits_BW - decoder.output('log_z'), 0)
+      log_probs_BW[numbers] += np.where(live_BW, logits_BW - search.results(decoder, 'log_z', keys_BW.shape[1]), 0)
     ids_BWT[numbers, :, time] = np.where(live_BW, last_BW, PAD)
     lengths_BW[numbers] += live_BW
     live_BW = live_BW & (last_BW != EOS) & (time + 1 < limits_BW[numbers])
@@ -116,6 +116,7 @@ def sample(
       live_BW &= watch(ids_BWT[:, :, time])[numbers, np.newaxis]
     if not live_BW.any():
       break
+    cache.follow(np.broadcast_to(np.arange(live_BW.shape[1]), live_BW.shape), live_BW)
   return ids_BWT, lengths_BW, log_probs_BW
 
 

@@ -47,8 +47,8 @@ def load(folder: str, name: str, threads: int, experts: Callable[[str], Exported
   return graph
 
 
-def check(folder: str, decoder: StagedGraph, other: StagedGraph, width: int, symbols: int) -> None:
-  """Raises UserError unless the decoder makes a step of so many hypotheses and symbols, and the other graph serves it.
+def check(folder: str, name: str, decoder: StagedGraph, other: StagedGraph, width: int, symbols: int) -> None:
+  """Raises UserError unless a decoder makes a step of so many hypotheses and symbols, and the other graph serves it.
 
   The other one is an encoder, whose results the decoder reads, or a reader of prompts, which writes its cache.
   """
@@ -62,12 +62,12 @@ def check(folder: str, decoder: StagedGraph, other: StagedGraph, width: int, sym
     'its results are others': not {'best', 'symbols', 'log_z', 'logits'} <= {*output_shapes}
     or not _alike(new, results),
     f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
-    f'it has no {symbols} symbols': math.prod(output_shapes.get('logits', ())[2:]) != symbols,
+    f'it has no {symbols} symbols': math.prod(output_shapes.get('logits', ())[1:]) != symbols,
     'the graph beside it gives other arrays': not _alike(memory or new, given) or other.inputs != ['ids'],
   }
   for problem, is_so in wrong.items():
     if is_so:
-      raise _mixed(os.path.join(folder, file_of_stage('decoder', 0)), problem)
+      raise _mixed(os.path.join(folder, file_of_stage(name, 0)), problem)
 
 
 def _alike(wanted: Shapes, given: Shapes) -> bool:
@@ -96,7 +96,9 @@ class ExportedExperts:
     """Whether it takes the rows of the stage before, and gives those of the one behind."""
     rows = [runner.get_input_details().get('rows', {'shape_signature': [0]}) for runner in self._experts]
     sizes = {int(details['shape_signature'][-1]) for details in rows}
-    return sizes == {before.output_shapes['to_tokens'][-1]} == {behind.shapes.get('from_experts', (0,))[-1]}
+    residuals = {before.output_shapes['to_residual'][1:], behind.shapes.get('from_residual', ())[1:]}
+    tokens = {before.output_shapes['to_tokens'][-1], behind.shapes.get('from_experts', (0,))[-1]}
+    return sizes == tokens and len(residuals) == 1
 
   def __call__(self, tokens_GSM: np.ndarray, expert_GSR: np.ndarray, weight_GSR: np.ndarray) -> np.ndarray:
     """Weighted sum [F, M], for each token, of the outputs of the experts of weight above 0."""
@@ -128,13 +130,16 @@ class StagedGraph:
     self._stage_of = {name: stage for stage in reversed(stages) for name in (*stage.inputs, *stage.outputs)}
     self.sizes: Shapes = {}
 
-  def resize(self, sizes: Shapes) -> None:
+  def resize(self, sizes: Shapes) -> bool:
+    if sizes == self.sizes:
+      return False
     for stage in self._stages:
       input_shapes = {name: shape for name, shape in sizes.items() if name in stage.inputs}
       for name in set(FROM_EXPERTS) & set(stage.inputs):
         input_shapes[name] = (*sizes['ids'], stage.shapes[name][-1])  # of G * S = B * T tokens
       stage.resize(input_shapes)
     self.sizes = dict(sizes)
+    return True
 
   def write(self, name: str, value: np.ndarray) -> None:
     for stage in self._stages:

@@ -157,7 +157,7 @@ def _generation(folder: HubFolder, symbols: Symbols) -> tuple[dict[str, Any], li
   if beams := stated.pop('num_beams', 0):
     search['beam_size'] = beams
   if rule := stated.pop('early_stopping', False):  # their default, which may end sooner, is exact here
-    search |= {'early_stopping': ours for ours, theirs in config_keys.EARLY_STOPPING.items() if theirs == rule}
+    search['early_stopping'] = next(ours for ours, theirs in config_keys.EARLY_STOPPING.items() if theirs == rule)
   search |= {name: stated.pop(name) for name in repetition.FIELDS if name in stated}
   same = {**config_keys.GENERATION, **{key: folder.config.get(key) for key in _SYMBOLS}}
   stated = {key: value for key, value in stated.items() if value != same.get(key)}

@@ -21,7 +21,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.inline_placement import Aligned
 from lingvo_moe.text.language_tags import Languages, check_known
-from lingvo_moe.text.request import SAMPLING, TranslationRequest
+from lingvo_moe.text.request import BEAM, SAMPLING, TranslationRequest
 from lingvo_moe.text.text_model import Asked, TextModel
 from lingvo_moe.text.translator import Answers, Hypothesis
 
@@ -68,7 +68,7 @@ class Translation(Service):
   def _asked(self, fields: query_lib.Fields, n_best: int, is_marked_up: bool) -> TranslationRequest:
     """What else is asked of translations; those of markup are aligned where the model does it."""
     asked = {name: fields[name] for name in ('prefix', 'ban', 'terms', 'search') if fields.get(name)}
-    asked |= fields.numbers(SAMPLING)
+    asked |= fields.numbers((*SAMPLING, *BEAM))
     if fields.get('placeholders') in (False, 'false', '0'):
       asked['placeholders'] = False
     if isinstance(asked.get('terms'), str):

@@ -19,7 +19,7 @@ def require(config: LanguageConfig) -> None:
 
 
 def make(config: LmConfig, width: int) -> dict[str, EngineGraph]:
-  """The graphs by name, 'reader' and 'decoder', of W = `width` hypotheses, for weights of config.program()."""
+  """The graphs by name, 'reader' and those of engine_graphs.decoders, for weights of config.program()."""
   model = config.program().model
 
   def read(theta: Theta, inputs: Tensors) -> Tensors:
@@ -30,4 +30,4 @@ def make(config: LmConfig, width: int) -> dict[str, EngineGraph]:
 
   lengths = tf.TensorSpec([None], tf.int32)  # of the prompts without their last symbols
   reader = EngineGraph(read, {'ids': tf.TensorSpec([None, None], tf.int32)}, experts='decoder')
-  return {'decoder': engine_graphs.decoder(model, width, 'lengths', lengths), 'reader': reader}
+  return {**engine_graphs.decoders(model, width, 'lengths', lengths), 'reader': reader}

@@ -96,8 +96,10 @@ class LanguageModel(InputSettings, LossSettings):
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, lengths_B: tf.Tensor, cache: Any
   ) -> tuple[tf.Tensor, Any]:
     """Decoding step of W hypotheses per row after lengths_B symbols: (logits [B, W, V], cache); see beam_search."""
-    # A hypothesis has written its positions in order, so those from the end on are its last ones.
-    last_BWU = tf.cumsum(now.mask_BWU, axis=2, reverse=True) <= self.window
+    if now.offsets_BWU is None:  # a hypothesis has written its positions in order, so those at the end are its last
+      last_BWU = tf.cumsum(now.mask_BWU, axis=2, reverse=True) <= self.window
+    else:
+      last_BWU = now.offsets_BWU > -self.window
     positions_BW = tf.broadcast_to(lengths_B[:, tf.newaxis] + now.time, sizes(ids_BW))
     now = now._replace(mask_BWU=tf.where(last_BWU, now.mask_BWU, 0.0), position_BW=positions_BW)
     with tf.name_scope('decoder'):

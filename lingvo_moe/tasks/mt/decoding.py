@@ -17,7 +17,7 @@ from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import language_tags, minimum_bayes_risk
 from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.continuations import Request, by_row
-from lingvo_moe.text.request import NOTHING, TranslationRequest
+from lingvo_moe.text.request import BEAM, GREEDY, NOTHING, TranslationRequest
 from lingvo_moe.text.text_constraints import TextConstraints
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
@@ -39,7 +39,8 @@ class SentenceTranslator(task.Translator):
     batch_tokens: source tokens of a batch; 0: default_batch_tokens(config).
   """
 
-  able = tuple(field.name for field in dataclasses.fields(TranslationRequest))
+  able = tuple(field.name for field in dataclasses.fields(TranslationRequest) if field.name not in BEAM)
+  unable = 'a log directory has it when it is loaded'
 
   def __init__(
     self,
@@ -61,10 +62,13 @@ class SentenceTranslator(task.Translator):
     self.target_vocab = vocabs[1]
     program = self._config.program()
     model = program.model
-    search = lambda width: runner.function(
-      lambda weights, batch: inference.search(model, program.theta(weights), batch, self._config, width)
+    search = lambda width, config=self._config: runner.function(
+      lambda weights, batch: inference.search(model, program.theta(weights), batch, config, width)
     )
-    self._search, self._constrained = search(n_best), search(n_best)  # traced for the arrays of their batches
+    greedy = dataclasses.replace(self._config, **GREEDY)
+    configs = {'beam': self._config, 'greedy': greedy}
+    # Traced for the arrays of their batches: those with constraints have others.
+    self._searches = {(name, also): search(n_best, configs[name]) for name in configs for also in (False, True)}
     widths = {'sample': n_best, 'mbr': config.mbr_samples}
     self._samples = {name: (width, fewer(width), search(width)) for name, width in widths.items()}
     self._num_symbols = model.target_embedding.vocab_size
@@ -95,10 +99,10 @@ class SentenceTranslator(task.Translator):
     bit, if batch_tokens is the same; a batch whose sentences are all known is left out.
     """
     search, sampling = self.sampling(request)
-    width, config, function = self._samples.get(search, (0, self._config, self._search))
+    of_beam = self._searches.get((search, request.is_constrained))
+    width, config, function = self._samples.get(search, (0, self._config, of_beam))
     constrained = None
     if request.is_constrained:
-      function = self._constrained
       sizes = self._num_symbols, self._config.max_length, int(self._config.tags_both)
       constrained = TextConstraints(request, self.target_vocab, *sizes)
     batches = TextInput(config, self._vocabs, sources, target)

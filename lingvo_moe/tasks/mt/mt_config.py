@@ -279,8 +279,8 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   decode_extra: int = changeable(10, 'See decode_ratio.', at_least=0)
   search: str = changeable(
     'beam',
-    'Translations: of beam search; samples; or those of mbr_samples samples that agree most with the others by chrF '
-    '(minimum Bayes risk).',
+    'Translations: of beam search; of greedy search, with a beam of 1; samples; or those of mbr_samples samples that '
+    'agree most with the others by chrF (minimum Bayes risk).',
     choices=SEARCHES,
   )
   mbr_samples: int = changeable(32, 'Samples of a sentence among which mbr chooses.', at_least=1, at_most=4096)

@@ -14,7 +14,7 @@ from lingvo_moe.tasks.task import EngineGraph
 
 
 def make(config: MtConfig) -> dict[str, EngineGraph]:
-  """The graphs by name, 'encoder' and 'decoder', for weights of config.program()."""
+  """The graphs by name, 'encoder' and those of engine_graphs.decoders, for weights of config.program()."""
   model = config.program().model
   if model.task_tags and config.tags_both:
     raise UserError(
@@ -34,5 +34,5 @@ def make(config: MtConfig) -> dict[str, EngineGraph]:
   rows = tf.TensorSpec([None, None], tf.int32)
   return {
     'encoder': EngineGraph(encode, {'ids': rows}),
-    'decoder': engine_graphs.decoder(model, config.beam_size, 'segments', rows),
+    **engine_graphs.decoders(model, config.beam_size, 'segments', rows),
   }

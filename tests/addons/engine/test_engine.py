@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 
 import language_models
 import numpy as np
@@ -29,6 +28,7 @@ from lingvo_moe import decoder, serve, translate
 from lingvo_moe.addons.engine import exported, exported_translator, manifest, search, stages
 from lingvo_moe.addons.engine.graph import available_threads
 from lingvo_moe.addons.engine.lanes import Lanes
+from lingvo_moe.addons.engine.numpy_beam import BeamValues
 from lingvo_moe.cli.commands import export
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core import weights as weights_lib
@@ -92,7 +92,7 @@ def test_weights_are_chosen_for_litert_alone(toy_run):
 
 def test_the_manifest_says_what_the_export_is(toy_run, toy_export, exact):
   about = json.loads((toy_export('float32') / 'manifest.json').read_text())
-  assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 2)
+  assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 3)
   others = {'manifest.json', 'README.md'}
   assert sorted(about['files']) == sorted({p.name for p in toy_export('float32').iterdir()} - others)
   assert (exact.model, exact.step, exact.pairs()) == (toy.MODEL, toy.STEPS, [('de', 'en')])
@@ -126,6 +126,44 @@ def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
     found, expected = (m.translate(lines, n_best=n_best, scores=True) for m in (exact, run))
     assert_same(found, expected, 2e-5)
   assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 20
+
+
+OF_REQUESTS = (
+  {'early_stopping': 'heuristic'},
+  {'early_stopping': 'first', 'length_norm_alpha': 0.0},
+  {'beam_size': 2},
+  {'beam_size': 1},
+  {'search': 'greedy'},
+  {'decode_ratio': 0.5, 'decode_extra': 1, 'beam_size': 3},
+  {'repetition_penalty': 1.5, 'search': 'greedy'},
+)
+
+
+@pytest.mark.parametrize('values', OF_REQUESTS, ids=lambda values: '-'.join(map(str, values.values())))
+def test_values_of_a_search_are_those_of_a_run_that_is_loaded_with_them(exact, toy_export, toy_run, values):
+  lines = [*LINES, *lines_of(20)]
+  with untraced():
+    expected = lingvo_moe.load(toy_run.path, split_sentences='never', **values).translate(lines, n_best=1, scores=True)
+  assert_same(exact.translate(lines, n_best=1, scores=True, **values), expected, 2e-5)
+  loaded = lingvo_moe.load(str(toy_export('float32')), split_sentences='never', **values)
+  assert loaded.translate(lines) == [h.text for (h,) in expected]
+
+
+def test_greedy_search_is_that_of_a_beam_of_one_that_ends_with_the_first(exact, monkeypatch):
+  lines = [*LINES, *lines_of(40)]
+  greedy = exact.translate(lines, n_best=1, scores=True, search='greedy')
+  assert [h.text for (h,) in greedy] != exact.translate(lines)
+  with pytest.raises(UserError, match='a beam of 1 has no 2 hypotheses'):
+    exact.translate(lines, n_best=2, search='greedy')
+  with pytest.raises(UserError, match='beam_size is for beam search; saw it with search=greedy'):
+    exact.translate(lines, search='greedy', beam_size=2)
+  monkeypatch.setattr(BeamValues, 'is_greedy', False)
+  assert_same(exact.translate(lines, n_best=1, scores=True, beam_size=1, early_stopping='first'), greedy, 2e-5)
+
+
+def test_a_log_directory_has_values_of_a_beam_when_it_is_loaded(run):
+  with pytest.raises(UserError, match='beam_size cannot be asked here, as a log directory has it when it is loaded'):
+    run.translate(SENTENCES[:1], beam_size=2)
 
 
 def test_an_export_keeps_placeholders_from_its_model_as_the_run_does(run, exact):
@@ -201,7 +239,7 @@ def test_the_log_probability_of_a_sample_is_that_of_its_text(run):
 def test_what_does_not_fit_samples_is_refused(run, exact):
   for model in (run, exact):
     for values, message in (
-      ({'search': 'x'}, "search must be one of beam, sample, mbr; saw 'x'"),
+      ({'search': 'x'}, "search must be one of beam, greedy, sample, mbr; saw 'x'"),
       ({'top_k': 3}, 'beam search draws no samples; saw top_k'),
       ({'search': 'sample', 'top_p': 0}, 'top_p must be a number from'),
       ({'search': 'sample', 'prefix': 'A'}, 'prefix, ban and terms are for beam search; saw search=sample'),
@@ -254,13 +292,13 @@ def test_finished_rows_leave_the_batch_and_positions_that_no_hypothesis_uses_the
 
   def on_a_lane(sentences, decoder, encoder):
     memory, lengths = search.encode(encoder, model.source.encode(sentences)), np.array([5, 5, 30], np.int32)
-    if job == 'search':
-      search.search(decoder, memory, lengths, width=4, norm=LengthNorm(50.0), n_best=1)  # longer ones are always better
+    if job == 'search':  # longer ones are always better
+      search.search(decoder, memory, lengths, BeamValues(4, 1, LengthNorm(50.0), 'exact'))
     else:
-      search.score(decoder, memory, [[7] * length for length in lengths], width=4)
+      search.score(decoder, memory, [[7] * length for length in lengths])
 
   monkeypatch.setattr(stages.StagedGraph, 'run', noted)
-  list(model.lanes.run(on_a_lane, [SENTENCES[:3]]))
+  list(model.lanes.run(on_a_lane, [SENTENCES[:3]], (model.decoder(4 if job == 'search' else 1), 'encoder')))
   rows, _, positions = np.transpose(sizes[1:])
   assert len(rows) == 30 and rows[0] == 3 and rows[10:].max() == 1
   assert positions.max() < 30 * 4 and len({*zip(rows, positions, strict=True)}) <= 4
@@ -309,16 +347,16 @@ WIDE = {'num_experts': 3, 'model_dim': 24, 'num_heads': 3}
 
 @pytest.mark.parametrize('fields', [DENSE, WIDE])
 def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(fields, tiny_export):
-  (folder, config), random_ids = tiny_export('int8', **fields), np.random.default_rng(0)
+  (folder, _), random_ids = tiny_export('int8', **fields), np.random.default_rng(0)
   lines = lambda: [random_ids.integers(4, 50, n).tolist() for n in random_ids.integers(1, 9, 24)]
   sources, targets = lines(), lines()
 
   def scores(batch, decoder, encoder):
     memory = search.encode(encoder, [sources[i] for i in batch])
-    return search.score(decoder, memory, [targets[i] for i in batch], config.beam_size)
+    return search.score(decoder, memory, [targets[i] for i in batch])
 
-  lanes = Lanes(str(folder), ('decoder', 'encoder'), 2)
-  of = lambda batches: {i: x for batch, scores_B in lanes.run(scores, batches) for i, x in zip(batch, scores_B)}
+  lanes, names = Lanes(str(folder), 2), ('single', 'encoder')
+  of = lambda batches: {i: x for batch, scores_B in lanes.run(scores, batches, names) for i, x in zip(batch, scores_B)}
   together = of([list(range(24))])
   for batches in [[i] for i in range(24)], lanes.batches(list(map(len, sources)), 1000):
     found = of(batches)
@@ -337,14 +375,15 @@ def test_heads_that_share_keys_and_values_translate_as_in_tensorflow(kind, toler
   batch = {'src_ids': ids_BT, 'src_segments': real_BT, 'src_positions': np.arange(8) * real_BT}
   run = lambda theta, batch: inference.search(model, theta, batch, config, 1)
   expected = language_models.on_backend('cpu', run, theta_of(model, 4, 0.5), batch)
-  norm, limits_B = LengthNorm(config.length_norm_alpha), config.answer_lengths(real_BT).numpy()
+  limits_B = config.answer_lengths(real_BT).numpy()
+  values = BeamValues(config.beam_size, 1, LengthNorm(config.length_norm_alpha), 'exact')
   memory = lambda: search.encode(encoder, [row[row != 0].tolist() for row in ids_BT])
   translations = [expected.ids_BWT[b, 0, :n].tolist() for b, n in enumerate(expected.lengths_BW[:, 0])]
   assert len({*map(tuple, translations)}) > 2 and max(map(len, translations)) > 8
-  scores_B = search.score(decoder, memory(), translations, config.beam_size)
+  scores_B = search.score(decoder, memory(), translations)
   np.testing.assert_allclose(scores_B, expected.log_probs_BW[:, 0], atol=tolerance)
   if kind == 'float32':
-    found = search.search(decoder, memory(), limits_B, config.beam_size, norm, n_best=1)
+    found = search.search(decoder, memory(), limits_B, values)
     assert [found.ids_BWT[b, 0, :n].tolist() for b, n in enumerate(found.lengths_BW[:, 0])] == translations
 
 
@@ -448,12 +487,12 @@ def test_results_of_other_settings_are_replaced_whole_with_overwrite_alone(optio
     ({'batch_tokens': 64}, {}, 'batch_tokens is for log directories; saw batch_tokens=64 for the export .*leave it'),
     ({'prompt': 'Ein'}, {}, 'prompt is for log directories'),
     ({'num_samples': 0}, {}, 'num_samples is for log directories'),
-    ({'search': 'greedy'}, {}, "search must be one of beam, sample, mbr; saw 'greedy'"),
+    ({'early_stopping': 'never'}, {}, "early_stopping must be 'exact' or 'heuristic' or 'first'; saw 'never'"),
     ({'max_new_tokens': 9}, {}, 'max_new_tokens is for log directories'),
     ({'ensemble': ['@last']}, {}, 'ensemble is for log directories'),
     ({'vocab_outside': True}, {}, 'vocab_outside is for log directories'),
     ({'best': True}, {}, 'best is for log directories'),
-    ({'beam_size': 2}, {}, r'has the values that it was made with \(beam_size=4\); saw beam_size=2'),
+    ({'beam_size': 5}, {}, r'saw beam_size=5 of at most 4 for .*: export the run again with beam_size=5'),
     ({'overwrite': True}, {'backend': 'reference'}, 'runs on the CPU of one machine: leave runtime flags out'),
   ],
 )
@@ -475,8 +514,7 @@ def test_other_jobs_refuse_what_an_export_cannot_do(toy_export, load, options):
 
 def test_the_library_takes_threads_and_refuses_a_backend(toy_export, monkeypatch):
   made, path = [], str(toy_export('int8'))
-  lanes = types.SimpleNamespace(expect=lambda *_: None)
-  monkeypatch.setattr(exported, 'Lanes', lambda path, graphs, threads: made.append(threads) or lanes)
+  monkeypatch.setattr(exported, 'Lanes', lambda path, threads, check: made.append(threads))
   for options in {}, {'set_threads': False}, {'threads': 3}, {'set_threads': False, 'threads': 2}:
     lingvo_moe.load(path, **options)
   assert made == [available_threads(), 1, 3, 2]
@@ -513,11 +551,12 @@ def test_activations_are_float32_whatever_the_model_says():
 def test_best_symbols_are_those_of_all_the_vocabulary_the_first_of_equal_ones_first(size):
   logits_BWV = np.random.default_rng(size).integers(-9, 9, [3, 2, size]).astype(np.float32)
   found = engine_graphs.ranked(tf.constant(logits_BWV), 11)
-  best_BWJ, symbols_BWJ = tf.math.top_k(logits_BWV, 11)
-  np.testing.assert_array_equal(found['best'], best_BWJ)
-  np.testing.assert_array_equal(found['symbols'], symbols_BWJ)
-  np.testing.assert_allclose(found['log_z'], tf.reduce_logsumexp(logits_BWV, axis=-1), rtol=1e-6)
-  np.testing.assert_array_equal(tf.reshape(found['logits'], logits_BWV.shape), logits_BWV)
+  logits_FV = logits_BWV.reshape(6, size)
+  best_FJ, symbols_FJ = tf.math.top_k(logits_FV, 11)
+  np.testing.assert_array_equal(found['best'], best_FJ)
+  np.testing.assert_array_equal(found['symbols'], symbols_FJ)
+  np.testing.assert_allclose(found['log_z'], tf.reduce_logsumexp(logits_FV, axis=-1), rtol=1e-6)
+  np.testing.assert_array_equal(found['logits'], logits_FV)
 
 
 def damage(folder, name, change):
@@ -532,10 +571,10 @@ def damage(folder, name, change):
   [
     ('decoder.tflite', lambda b: b[:-8] + b'\1' + b[-7:], r'decoder.tflite was changed since it was exported'),
     ('source.model', lambda b: None, r'source.model, which manifest.json names, is missing: copy the whole folder'),
-    ('manifest.json', lambda b: b.replace(b'"version": 2', b'"version": 9'), 'it was changed since it was written'),
+    ('manifest.json', lambda b: b.replace(b'"version": 3', b'"version": 9'), 'it was changed since it was written'),
     ('manifest.json', lambda b: b'{', 'is not JSON'),
     ('manifest.json', lambda b: b'{"version": 1}', 'is not the manifest of an export'),
-    ('manifest.json', lambda b: b'{"version": 9, "format": "lingvo_moe engine"}', 'has version 9, .* reads up to 2'),
+    ('manifest.json', lambda b: b'{"version": 9, "format": "lingvo_moe engine"}', 'has version 9, .* reads 3'),
   ],
 )
 def test_a_damaged_export_is_refused_in_one_line(toy_export, tmp_path, name, change, message):
@@ -587,11 +626,12 @@ def test_a_manifest_that_is_not_of_its_graphs_and_vocabularies_is_refused(rewrit
     lingvo_moe.load(rewritten(values)).translate(SENTENCES[:1])
 
 
-def test_a_decoder_of_another_vocabulary_is_refused(toy_export):
+def test_a_decoder_of_another_vocabulary_is_refused(toy_export, monkeypatch):
   model = lingvo_moe.load(str(toy_export('float32')))
-  model.lanes.expect(model.beam_size, 5)
-  with pytest.raises(UserError, match=r'decoder.tflite is of another export \(it has no 5 symbols\)'):
-    model.translate(SENTENCES[:1])
+  monkeypatch.setattr(type(model), 'symbols', 5)
+  for name, search_name in (('decoder', 'beam'), ('single', 'greedy')):
+    with pytest.raises(UserError, match=rf'{name}.tflite is of another export \(it has no 5 symbols\)'):
+      model.translate(SENTENCES[:1], search=search_name)
 
 
 def test_graphs_of_another_export_are_refused_in_one_line(toy_export, tiny_export, rewritten):
@@ -608,17 +648,18 @@ def test_graphs_of_another_export_are_refused_in_one_line(toy_export, tiny_expor
       if (name, file) == ('encoder_experts_0.tflite', None):
         continue  # those of the decoder are used
       with pytest.raises(UserError) as e:
-        lingvo_moe.load(path).translate(SENTENCES[:2])
+        lingvo_moe.load(path).translate(SENTENCES[:2], search='greedy' if name.startswith('single') else 'beam')
       assert '\n' not in str(e.value) and '.tflite' in str(e.value), (name, file, e)
       shutil.rmtree(path)
 
 
 def test_what_an_export_has_fixed_cannot_be_chosen(toy_export):
   path = str(toy_export('int8'))
-  with pytest.raises(UserError, match=r'\(beam_size=4\); saw beam_size=2 for'):
-    lingvo_moe.load(path, beam_size=2)
+  with pytest.raises(UserError, match='saw beam_size=5 of at most 4 for'):
+    lingvo_moe.load(path, beam_size=5)
+  with pytest.raises(UserError, match='saw beam_size=5 of at most 4 for'):
+    lingvo_moe.load(path).translate(SENTENCES[:1], beam_size=5)
   with pytest.raises(UserError, match='step=1 for .*: leave it out, or export the run again'):
     lingvo_moe.load(path, step=1)
-  assert lingvo_moe.load(path, beam_size=4, length_norm_alpha=0).translate(SENTENCES[:1])
   with pytest.raises(UserError, match='a beam of 4 has no 5 hypotheses'):
     lingvo_moe.load(path).translate(SENTENCES[:1], n_best=5)

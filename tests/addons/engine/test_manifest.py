@@ -8,7 +8,6 @@ import pytest
 from lingvo_moe.addons.engine import manifest
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import files, json_files
-from lingvo_moe.text.request import SEARCH
 
 OF_ALL = {
   'model': 'mt.cldr.Tiny',
@@ -51,24 +50,14 @@ SETTINGS = {
 }
 FILES = {
   'language': ('decoder.tflite', 'reader.tflite', 'characters.json'),
-  'translation': ('decoder.tflite', 'encoder.tflite', 'source.model', 'target.model', 'decoder_1.tflite'),
+  'translation': (
+    *('decoder.tflite', 'single.tflite', 'encoder.tflite', 'decoder_1.tflite'),
+    *('source.model', 'target.model'),
+  ),
 }
 MISSING = object()
 ODD = (None, True, 'x', -1, 1.5, 10**12, 1e12, float('nan'), float('inf'), [], {}, [[]], {'a': 'b'}, MISSING)
 OPTIONAL = {'num_experts', 'layers', 'several_sentences', 'long_line'}
-LATER = {  # which exports of earlier versions lack
-  'language': {'length_norm_k', 'early_stopping', 'repetition_penalty', 'no_repeat_ngram_size'},
-  'translation': {
-    'length_norm_k',
-    'early_stopping',
-    'repetition_penalty',
-    'no_repeat_ngram_size',
-    'tag_sides',
-    'begin',
-    'gate_pairs',
-    *SEARCH,
-  },
-}
 
 
 @pytest.fixture
@@ -97,9 +86,7 @@ def test_a_value_that_is_missing_or_of_another_kind_is_refused_by_name(folder, t
   assert manifest.read(path) == about
   for name, odd in itertools.product(about, ODD):
     numbers = {int, float} if type(about[name]) is float else {type(about[name])}
-    fits = (
-      type(odd) in numbers or (odd is None and name in OPTIONAL) or (odd is MISSING and name in OPTIONAL | LATER[task])
-    )
+    fits = type(odd) in numbers or (odd in (None, MISSING) and name in OPTIONAL)
     fits = (fits and odd not in ([[]], {'a': 'b'}, -1, 10**12)) or (name, odd) == ('step', 10**12)
     rewrite(path, **{name: odd})
     try:
@@ -126,7 +113,11 @@ def test_a_value_that_is_missing_or_of_another_kind_is_refused_by_name(folder, t
     ({'pairs': [['de', 1]]}, "'pairs' must be a list, each item a pair of strings"),
     ({'task': 'x'}, "'task' must be 'language' or 'translation'; saw 'x'"),
     ({'version': 0}, "'version' must be an integer from 1"),
-    ({'version': 3}, 'has version 3, and this version of lingvo_moe reads up to 2'),
+    (
+      {'version': 2},
+      'has version 2, and this version of lingvo_moe reads 3: install the version that wrote it, or exp',
+    ),
+    ({'version': 4}, 'has version 4, and this version of lingvo_moe reads 3: '),
     ({'format': ['x'] * 100}, r"is not the manifest of an export \(format \['x',"),
   ],
 )
@@ -135,22 +126,6 @@ def test_absurd_values_are_refused(folder, values, message):
   rewrite(path, **values)
   with pytest.raises(UserError, match=message):
     manifest.read(path)
-
-
-def test_exports_of_earlier_versions_get_the_values_of_their_time(folder):
-  path = folder('translation')
-  rewrite(path, **dict.fromkeys(LATER['translation'], MISSING))
-  found = manifest.read(path)
-  assert {name: found[name] for name in LATER['translation']} == {
-    **SEARCH,
-    'length_norm_k': 5.0,
-    'early_stopping': 'exact',
-    'repetition_penalty': 1.0,
-    'no_repeat_ngram_size': 0,
-    'tag_sides': 'source',
-    'begin': 1,
-    'gate_pairs': [],
-  }
 
 
 def test_files_are_those_of_the_manifest_in_the_folder_itself(folder, tmp_path):

@@ -15,12 +15,16 @@ SHORT, LONG = 2, 9  # limits of the first and of the second row
 class Cache:
   """FlatCache whose finished rows leave it at every step."""
 
-  is_full = True
-
   def __init__(self, decoder, memory, width, steps, prompt):
     self.decoder = decoder
 
-  def keep(self, rows, live_BW):
+  def is_due(self, live_B):
+    return True
+
+  def follow(self, parents_BW, live_BW):
+    pass
+
+  def keep(self, rows):
     self.decoder.rows = len(rows)
 
   def run(self, last_BW, time, live_BW):
@@ -31,11 +35,12 @@ class Cache:
 def drawn(monkeypatch):
   """Function that draws two rows, the first of two symbols, with temperatures of each: ids by row."""
   monkeypatch.setattr(numpy_sampling, 'FlatCache', Cache)
-  monkeypatch.setattr(numpy_sampling.search, 'logits', lambda decoder: np.tile(LOGITS_V, [decoder.rows, 1, 1]))
+  values_of = {'logits': LOGITS_V, 'log_z': np.float32(0)}
+  results = lambda decoder, name, width: np.tile(values_of[name], [decoder.rows, width, *[1] * values_of[name].ndim])
+  monkeypatch.setattr(numpy_sampling.search, 'results', results)
 
   def draw(temperatures, watch=None):
     decoder = types.SimpleNamespace(rows=2)
-    decoder.output = lambda name: np.zeros([decoder.rows, 1], np.float32)
     sampler = numpy_sampling.NumpySampler(np.array(temperatures, np.float32), np.zeros(2, int), np.ones(2, np.float32))
     keys, limits = np.array([[3], [4]], np.uint32), np.array([[SHORT], [LONG]])
     ids_BWT, lengths_BW, _ = numpy_sampling.sample(decoder, {}, sampler, keys, limits, np.zeros(2, int), watch=watch)
