@@ -116,9 +116,10 @@ def ended(library: Library, best: Continuations, eos: int, early_stopping: str |
 
   With 'first', and without constraints, those among the W best alone.
   """
-  ends_BJ, places_J = best.symbols_BJ == eos, np.arange(best.symbols_BJ.shape[1])
+  ends_BJ = best.symbols_BJ == eos
   if early_stopping == 'first' and best.order_BJ is best.log_probs_BJ:
-    ends_BJ = ends_BJ & (places_J < len(places_J) // 2)
+    candidates = best.symbols_BJ.shape[1]
+    ends_BJ = ends_BJ & (np.arange(candidates) < candidates // 2)
   return library.xp.where(ends_BJ, best.log_probs_BJ, NEG_INF)
 
 

@@ -266,8 +266,8 @@ def test_known_translations_are_not_made_again_and_the_others_are_as_before(tran
   kept = {}
   everything = translator.translate(LINES, 'de', keep=kept.__setitem__).hypotheses
   assert [kept.get(i, everything[1]) for i in range(len(LINES))] == everything and not {1, 5} & kept.keys()
-  searched, search = [], translator._search
-  monkeypatch.setattr(translator, '_search', lambda batch: searched.append(batch) or search(batch))
+  searched, search = [], translator._searches['beam', False]
+  monkeypatch.setitem(translator._searches, ('beam', False), lambda batch: searched.append(batch) or search(batch))
   for known in (set(), set(list(kept)[:9]), {20}, set(kept)):
     searched.clear()
     done, new = [], {}
