@@ -43,8 +43,8 @@ class ExportedModel(TextModel):
     """Raises UserError for a beam of more hypotheses than the graphs have."""
     if beam_size > self.graph_width:
       raise UserError(
-        f'the graphs of an export have a number of hypotheses; saw beam_size={beam_size} of at most {self.graph_width} '
-        f'for {self.path}: export the run again with beam_size={beam_size}'
+        f'the graphs of this export have {self.graph_width} hypotheses at most; saw beam_size={beam_size}: export the '
+        f'run again with beam_size={beam_size}'
       )
 
   def _check(self, graphs: Mapping[str, StagedGraph]) -> None:

@@ -492,7 +492,7 @@ def test_results_of_other_settings_are_replaced_whole_with_overwrite_alone(optio
     ({'ensemble': ['@last']}, {}, 'ensemble is for log directories'),
     ({'vocab_outside': True}, {}, 'vocab_outside is for log directories'),
     ({'best': True}, {}, 'best is for log directories'),
-    ({'beam_size': 5}, {}, r'saw beam_size=5 of at most 4 for .*: export the run again with beam_size=5'),
+    ({'beam_size': 5}, {}, 'have 4 hypotheses at most; saw beam_size=5: export the run again with beam_size=5'),
     ({'overwrite': True}, {'backend': 'reference'}, 'runs on the CPU of one machine: leave runtime flags out'),
   ],
 )
@@ -655,9 +655,9 @@ def test_graphs_of_another_export_are_refused_in_one_line(toy_export, tiny_expor
 
 def test_what_an_export_has_fixed_cannot_be_chosen(toy_export):
   path = str(toy_export('int8'))
-  with pytest.raises(UserError, match='saw beam_size=5 of at most 4 for'):
+  with pytest.raises(UserError, match='have 4 hypotheses at most; saw beam_size=5'):
     lingvo_moe.load(path, beam_size=5)
-  with pytest.raises(UserError, match='saw beam_size=5 of at most 4 for'):
+  with pytest.raises(UserError, match='have 4 hypotheses at most; saw beam_size=5'):
     lingvo_moe.load(path).translate(SENTENCES[:1], beam_size=5)
   with pytest.raises(UserError, match='step=1 for .*: leave it out, or export the run again'):
     lingvo_moe.load(path, step=1)
