@@ -209,7 +209,8 @@ class TranslationTask(task.Task):
     names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
     names += 'early_stopping', 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
     settings = {name: getattr(config, name) for name in names}
-    settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
+    settings |= {'task': 'translation', 'layers': config.decoder_layers}
+    settings['batch_tokens'] = decoding.default_batch_tokens(self.config)
     settings |= {'tags': config.tag_ids(source), 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
     settings |= {'gate_pairs': self._gate_pairs}
     settings |= {'tag_sides': config.tag_sides, 'begin': config.begin_id}
