@@ -96,8 +96,8 @@ class FlatCache:
     room = max(cells, min(-(-least // ROOM) * ROOM, self._most))
     if self._graph.resize(self._shapes(room)):
       self._graph.release()
-      for name in self._caches:
-        self._graph.input(name)[:, :, cells:] = 0.0  # what is masked must be finite
+    for name in self._caches:
+      self._graph.input(name)[:, :, cells:] = 0.0  # what is masked must be finite, also after a search that was not
     for name, kept_BNUK in kept.items():
       self._graph.input(name)[:, :, : kept_BNUK.shape[2]] = kept_BNUK
     for name, array in self._memory.items():

@@ -100,6 +100,14 @@ def test_a_hypothesis_attends_to_its_past_while_cells_are_used_again_and_rows_le
   assert max(searched(NumberingGraph(), seed, width=width) for seed in range(8)) > 20
 
 
+def test_what_an_earlier_search_left_in_cells_does_not_matter():
+  graph = NumberingGraph()
+  searched(graph, 1, steps=1)
+  graph.input('cache_keys_0')[:] = np.nan
+  searched(graph, 2, steps=1)
+  assert len(graph.all_sizes) == 1
+
+
 def test_a_prompt_comes_before():
   lengths_B = np.array([3, 0, 2, 3, 1])
   mask_BP = np.arange(3) < lengths_B[:, np.newaxis]
