@@ -17,7 +17,7 @@ from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.text import language_tags, minimum_bayes_risk
 from lingvo_moe.text.alignment import Alignment
 from lingvo_moe.text.continuations import Request, by_row
-from lingvo_moe.text.request import BEAM, GREEDY, NOTHING, TranslationRequest
+from lingvo_moe.text.request import BEAM, NOTHING, TranslationRequest
 from lingvo_moe.text.text_constraints import TextConstraints
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
@@ -65,8 +65,7 @@ class SentenceTranslator(task.Translator):
     search = lambda width, config=self._config: runner.function(
       lambda weights, batch: inference.search(model, program.theta(weights), batch, config, width)
     )
-    greedy = dataclasses.replace(self._config, **GREEDY)
-    configs = {'beam': self._config, 'greedy': greedy}
+    configs = {'beam': self._config, 'greedy': self._config.greedy()}
     # Traced for the arrays of their batches: those with constraints have others.
     self._searches = {(name, also): search(n_best, configs[name]) for name in configs for also in (False, True)}
     widths = {'sample': n_best, 'mbr': config.mbr_samples}

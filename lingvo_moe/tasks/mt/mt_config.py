@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Self
 
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.sentencepiece_vocab import EOS, SPECIAL, TaggedVocab
 from lingvo_moe.tasks.task_tags import TaskTags
 from lingvo_moe.text import language_tags
-from lingvo_moe.text.request import SEARCHES
+from lingvo_moe.text.request import GREEDY, SEARCHES
 
 Sides = tuple[language_tags.Around, language_tags.Around]
 _SAMPLING = ('nbest', 'dropout')
@@ -317,6 +318,10 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   def longest_answer(self) -> int:
     """Most symbols of a translation with its end."""
     return self.max_length
+
+  def greedy(self) -> Self:
+    """The values of greedy search."""
+    return dataclasses.replace(self, **GREEDY)
 
   def answer_lengths(self, src_segments_BT: tf.Tensor) -> tf.Tensor:
     """Length limits of translations in symbols, with the end, int32 [B]; 0 in empty rows.
