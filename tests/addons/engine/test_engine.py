@@ -129,13 +129,17 @@ def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
 
 
 OF_REQUESTS = (
-  {'early_stopping': 'heuristic'},
   {'early_stopping': 'first', 'length_norm_alpha': 0.0},
-  {'beam_size': 2},
-  {'beam_size': 1},
-  {'search': 'greedy'},
-  {'decode_ratio': 0.5, 'decode_extra': 1, 'beam_size': 3},
-  {'repetition_penalty': 1.5, 'search': 'greedy'},
+  {'decode_ratio': 0.5, 'decode_extra': 1, 'beam_size': 3, 'early_stopping': 'heuristic'},
+  *(
+    pytest.param(values, marks=pytest.mark.slow)
+    for values in (
+      {'early_stopping': 'heuristic'},
+      {'beam_size': 2},
+      {'beam_size': 1},
+      {'repetition_penalty': 1.5, 'search': 'greedy'},
+    )
+  ),
 )
 
 
@@ -149,9 +153,10 @@ def test_values_of_a_search_are_those_of_a_run_that_is_loaded_with_them(exact, t
   assert loaded.translate(lines) == [h.text for (h,) in expected]
 
 
-def test_greedy_search_is_that_of_a_beam_of_one_that_ends_with_the_first(exact, monkeypatch):
+def test_greedy_search_is_that_of_the_run_and_of_a_beam_of_one_that_ends_with_the_first(run, exact, monkeypatch):
   lines = [*LINES, *lines_of(40)]
   greedy = exact.translate(lines, n_best=1, scores=True, search='greedy')
+  assert_same(greedy, run.translate(lines, n_best=1, scores=True, search='greedy'), 2e-5)
   assert [h.text for (h,) in greedy] != exact.translate(lines)
   with pytest.raises(UserError, match='a beam of 1 has no 2 hypotheses'):
     exact.translate(lines, n_best=2, search='greedy')
