@@ -9,6 +9,7 @@ from lingvo_moe.cli import machine
 from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.text import sentences
+from lingvo_moe.text.beam import EARLY_STOPPING
 from lingvo_moe.text.request import TranslationRequest
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class CheckpointOptions(OptionGroup):
   beam_size: int | None = flag(None, "Hypotheses kept in beam search; default: the run's configuration.")
   length_norm_alpha: float | None = flag(None, "GNMT's length penalty alpha; default: the run's configuration.")
   early_stopping: str | None = flag(
-    None, 'When beam search ends; see docs/fields.md; default: as configured.', one_of=['exact', 'heuristic', 'first']
+    None, 'When beam search ends; see docs/fields.md; default: as configured.', one_of=list(EARLY_STOPPING)
   )
   repetition_penalty: float | None = flag(
     None, 'Factor of the log-probabilities of symbols that came before; 1: none; default: as configured.'

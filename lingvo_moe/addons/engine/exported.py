@@ -35,9 +35,9 @@ class ExportedModel(TextModel):
     self.lanes = Lanes(path, threads or available_threads(), self._check)
     self.graph_width = settings['beam_size']  # of the graph of a beam
 
-  def decoder(self, width: int) -> str:
-    """Name of the decoder's graph for so many hypotheses."""
-    return 'single' if width == 1 < self.graph_width else 'decoder'
+  def graphs(self, width: int) -> tuple[str, str]:
+    """Names of the graphs for so many hypotheses: the decoder's, and of the one beside it."""
+    return 'single' if width == 1 < self.graph_width else 'decoder', self.beside
 
   def check_width(self, beam_size: int) -> None:
     """Raises UserError for a beam of more hypotheses than the graphs have."""

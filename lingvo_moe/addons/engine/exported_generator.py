@@ -62,14 +62,9 @@ class ExportedContinuer(translator.Generator):
 
   def complete(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
     batches = [requests[start : start + _ROWS] for start in range(0, len(requests), _ROWS)]
-    width = self._model.beam_size if self._model.settings['search'] == 'beam' else 1
-    return [
-      continuations
-      for _, of_batch in self._model.lanes.run(
-        self._continue, batches, (self._model.decoder(width), self._model.beside)
-      )
-      for continuations in of_batch
-    ]
+    model = self._model
+    graphs = model.graphs(min(model.beam_size, model.graph_width))
+    return [texts for _, of_batch in model.lanes.run(self._continue, batches, graphs) for texts in of_batch]
 
   def _continue(self, requests: Sequence[Request], decoder: StagedGraph, reader: StagedGraph) -> list[list[Hypothesis]]:
     settings, vocab, copies = self._model.settings, self._model.vocab, self._n_best

@@ -180,7 +180,7 @@ class ExportedTranslator(translator.Translator):
     model = self._model
     tokens = model.settings['batch_tokens'] * model.graph_width // max(width, model.graph_width)
     batches = model.lanes.batches(list(map(len, sources)), tokens)
-    return model.lanes.run(function, batches, (model.decoder(width), model.beside))
+    return model.lanes.run(function, batches, model.graphs(width))
 
   def _max_length(self, source_length: int, ratio: float, extra: int) -> int:
     """Length limit of a translation in symbols, with the end."""

@@ -303,7 +303,7 @@ def test_finished_rows_leave_the_batch_and_positions_that_no_hypothesis_uses_the
       search.score(decoder, memory, [[7] * length for length in lengths])
 
   monkeypatch.setattr(stages.StagedGraph, 'run', noted)
-  list(model.lanes.run(on_a_lane, [SENTENCES[:3]], (model.decoder(4 if job == 'search' else 1), 'encoder')))
+  list(model.lanes.run(on_a_lane, [SENTENCES[:3]], model.graphs(4 if job == 'search' else 1)))
   rows, _, positions = np.transpose(sizes[1:])
   assert len(rows) == 30 and rows[0] == 3 and rows[10:].max() == 1
   assert positions.max() < 30 * 4 and len({*zip(rows, positions, strict=True)}) <= 4
