@@ -6,8 +6,9 @@ A plugin of pytest, of conftest.py: where the environment's TEST_SECONDS names a
 
 prints the ten files that took most, and runs each fast test above LIMIT again, alone, twice at most: on a busy machine,
 or before others that use its imports, a test takes more. Exits with 1 if one still does. A test marked slow or compiled
-is not fast; one marked long, with a reason, may take more. LIMIT is of a machine that does standard_work in STANDARD
-seconds; of a slower one it is so many times as much.
+is not fast; one marked long, with a reason, may take more. LIMIT is of a quiet machine that does standard_work in
+STANDARD seconds. One whose host is busy takes up to BUSY times as long for the same work, from one second to the next,
+so that no sample tells what a test met: a test is refused above BUSY times the LIMIT, or more on a slower machine.
 """
 
 import collections
@@ -25,7 +26,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 LIMIT = 10.0  # processor seconds of a fast test, with the fixtures that are made for it alone
-STANDARD = 0.25  # processor seconds of standard_work on an Intel Xeon with AMX, both cores busy
+STANDARD = 0.25  # processor seconds of standard_work on two cores of an Intel Xeon with AMX, while its host is quiet
+BUSY = 2.0  # 0.25 to 0.55 s within a minute there
 MARKS = ('slow', 'compiled', 'long')  # of a test that may take more
 # Rows that are of no test; those of fixtures are called 'the fixture NAME'.
 COLLECTING = 'imports, and the collection of tests'
@@ -77,14 +79,14 @@ def standard_work() -> float:
   return time.process_time() - began
 
 
-def slowness(seconds: Sequence[float]) -> float:
-  """How many times as long as STANDARD the standard work took; at least 1."""
-  return max(1.0, statistics.mean(seconds or [STANDARD]) / STANDARD)
+def limit(seconds: Sequence[float]) -> float:
+  """Processor seconds above which a fast test is refused, where the standard work took so long."""
+  return LIMIT * max(BUSY, statistics.mean(seconds or [STANDARD]) / STANDARD)
 
 
-def too_long(rows: Sequence[Row], limit: float) -> list[Row]:
-  """Fast tests above the limit, those that take most first."""
-  return sorted((r for r in rows if r.is_fast and r.seconds > limit), key=lambda row: -row.seconds)
+def too_long(rows: Sequence[Row], at_most: float) -> list[Row]:
+  """Fast tests above so many seconds, those that take most first."""
+  return sorted((r for r in rows if r.is_fast and r.seconds > at_most), key=lambda row: -row.seconds)
 
 
 def alone(test: str) -> Row:
@@ -104,13 +106,13 @@ def main(path: str) -> int:
   rows = read(path)
   print(report(rows), flush=True)
   code = 0
-  for row in too_long(rows, LIMIT * slowness([row.seconds for row in rows if row.test == STANDARD_WORK])):
-    limit = LIMIT * slowness([standard_work() for _ in range(3)])
+  for row in too_long(rows, limit([row.seconds for row in rows if row.test == STANDARD_WORK])):
+    at_most = limit([standard_work() for _ in range(3)])
     tries = (alone(row.test).seconds for _ in range(2))
-    if not any((seconds := took) <= limit for took in tries):
+    if not any((seconds := took) <= at_most for took in tries):
       code = 1
       print(
-        f'a fast test takes at most {limit:.0f} processor seconds here; {row.test} took {seconds:.1f} alone: make it '
+        f'a fast test takes at most {at_most:.0f} processor seconds here; {row.test} took {seconds:.1f} alone: make it '
         "cheaper, or mark it slow, compiled, or long with a reason, @pytest.mark.long('why')"
       )
   return code

@@ -69,21 +69,21 @@ def test_a_long_test_without_a_reason_is_refused(tmp_path):
   assert "test_x: the mark long must have its reason, as @pytest.mark.long('why')" in said
 
 
-ROWS = [Row('a.py::test_x', 11.0, True), Row('a.py::test_y', 0.5, True), Row('b.py::test_z', 12.0), Row('c.py::t', 1.0)]
+ROWS = [Row('a.py::test_x', 21.0, True), Row('a.py::test_y', 0.5, True), Row('b.py::test_z', 12.0), Row('c.py::t', 1.0)]
 
 
 def test_the_report_has_the_files_that_took_most_first():
   assert processor_seconds.report(ROWS, 2).splitlines() == [
-    '4 tests took 24 processor seconds; what took most:',
+    '4 tests took 34 processor seconds; what took most:',
+    '    21.5 s  a.py: 21.0 of them test_x',
     '    12.0 s  b.py: 12.0 of them test_z',
-    '    11.5 s  a.py: 11.0 of them test_x',
   ]
   assert processor_seconds.too_long(ROWS, 10.0) == ROWS[:1]
 
 
 @pytest.mark.parametrize(
   'alone, then, now, status',  # how long the test takes alone, and the standard work in the run and now
-  [([11.0, 12.0], 1, 1, 1), ([9.0], 1, 1, 0), ([11.0, 9.0], 1, 1, 0), ([11.0], 1, 1.5, 0), ([], 1.2, 1, 0)],
+  [([21.0, 22.0], 1, 1, 1), ([19.0], 1, 1, 0), ([21.0, 19.0], 1, 1, 0), ([21.0], 1, 2.5, 0), ([], 2.2, 1, 0)],
 )
 def test_a_fast_test_above_the_limit_of_a_machine_is_refused_if_it_takes_as_much_alone(
   monkeypatch, capsys, alone, then, now, status
@@ -93,7 +93,7 @@ def test_a_fast_test_above_the_limit_of_a_machine_is_refused_if_it_takes_as_much
   monkeypatch.setattr(processor_seconds, 'standard_work', lambda: processor_seconds.STANDARD * now)
   monkeypatch.setattr(processor_seconds, 'alone', lambda test: Row(test, alone.pop(0), True))
   assert processor_seconds.main('') == status and not alone
-  assert ('a.py::test_x took 12.0 alone' in capsys.readouterr().out) == bool(status)
+  assert ('a.py::test_x took 22.0 alone' in capsys.readouterr().out) == bool(status)
 
 
 def test_a_test_is_run_again_alone(tmp_path, monkeypatch):
