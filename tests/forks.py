@@ -32,17 +32,19 @@ def run(
   timeout: float = 300,
   check: bool = False,
   input: str = '',
+  installed: str | os.PathLike = '',
 ) -> subprocess.CompletedProcess:
   """Result of subprocess.run([sys.executable, *words], capture_output=True, text=True, ...), by a fork.
 
   words: `FILE ARGUMENTS`, `-m MODULE ARGUMENTS` or `-c CODE ARGUMENTS`.
+  installed: folder of another lingvo_moe, which is taken in place of this one.
   """
   words = [os.fspath(word) for word in words]
   with _lock, tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
     given.write(input.encode())
     given.flush()
     files = [f'/proc/{os.getpid()}/fd/{f.fileno()}' for f in (given, out, err)]
-    process = _server()
+    process = _server(os.fspath(installed))
     ask = {'words': words, 'cwd': os.fspath(cwd or os.getcwd()), 'env': dict(os.environ if env is None else env)}
     process.stdin.write(json.dumps(ask | {'files': files}) + '\n')
     pid = int(process.stdout.readline())
@@ -64,10 +66,11 @@ def run(
 
 
 @functools.cache
-def _server() -> subprocess.Popen:
+def _server(installed: str) -> subprocess.Popen:
   """The process that forks; it ends when its standard input is closed, that is, with this one."""
   return subprocess.Popen(
     [sys.executable, __file__],
+    env=os.environ | ({'PYTHONPATH': installed} if installed else {}),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """What a wheel holds, and what stays out of it."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import zipfile
 from importlib import metadata
 
+import forks
 import pytest
 import test_docs
 import toy_run as toy
@@ -218,12 +220,23 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
   page = 'docs/add_a_model.md'
   folder = tmp_path / 'empty'
   wheel.extractall(tmp_path / 'site')
+  command_file = tmp_path / 'bin' / 'lingvo-moe'
+  command_file.parent.mkdir()
+  command_file.write_text('import sys\nfrom lingvo_moe.cli.commands.main import main\nsys.exit(main())\n')
   for corpus in ('MULTI30K', 'HARBOUR'):
     toy.write_corpus(folder / corpus)
-  env = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path / 'site'), str(ROOT / 'tests')])}
-  small = ['--max_steps=1', '--set=batch_tokens=512', '--set=max_length=32', '--set=model_dim=32', '--set=pairs=de-en']
-  small += ['--set=source_vocab_size=296', '--set=target_vocab_size=296', '--set=label_smoothing=0.0']
+  run = functools.partial(forks.run, cwd=folder, timeout=600, installed=tmp_path / 'site')
   shallow = [f'--set={field}=1' for field in ('encoder_layers', 'decoder_layers', 'moe_every')]
+  small = [
+    *shallow,
+    '--max_steps=1',
+    '--set=batch_tokens=512',
+    '--set=max_length=32',
+    '--set=model_dim=32',
+    '--set=pairs=de-en',
+  ]
+  small += ['--set=source_vocab_size=296', '--set=target_vocab_size=296', '--set=label_smoothing=0.0']
+  assert run(['-c', 'print(__import__("lingvo_moe").__file__)']).stdout.startswith(str(tmp_path))
   typed = []
   for block in test_docs.fenced(page):
     if path := test_docs.module_path(block.text):
@@ -233,14 +246,10 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
       more = {'train': small, 'parity': shallow, 'lint': shallow}.get(command[1], [])
       if 'mt.multi30k.MoE8E' in ' '.join(command) and command[1] == 'train':
         more = [*more, '--set=split_files=()']
-      words = [sys.executable, '-P', '-m', 'lingvo_moe.cli.commands.main', *command[1:], *more]
-      done = subprocess.run(
-        words, cwd=folder, env=env, capture_output=True, text=True, input='Ein Hund.\n', timeout=600
-      )
+      done = run([command_file, *command[1:], *more], input='Ein Hund.\n')
       assert done.returncode == 0, f'{command}: {done.stderr[-3000:]}'
       typed.append(command[1])
   assert typed == ['models', 'train', 'train', 'models', 'models', 'train', 'translate', 'parity', 'lint']
-  words = [sys.executable, ROOT / 'tests' / 'test_docs.py', ROOT / page]
-  done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+  done = run([ROOT / 'tests' / 'test_docs.py', ROOT / page])
   assert done.returncode == 0, done.stderr[-3000:]
   assert not [*(tmp_path / 'site').rglob('harbour*')]
