@@ -193,7 +193,7 @@ def test_the_readmes_commands_train_decode_and_translate_a_users_own_text(tmp_pa
   for language, words in ('de', number), ('en', numeral):
     lines = (' '.join(words[int(digit)] for digit in f'{7919 * i % 100_000}') + '\n' for i in range(840))
     (tmp_path / f'a.{language}').write_text(''.join(lines), encoding='utf-8')
-  smaller = {'source_vocab_size': 300, 'target_vocab_size': 300, 'batch_tokens': 512, 'max_length': 16}
+  smaller = {'source_vocab_size': 300, 'batch_tokens': 512, 'max_length': 16}
   smaller |= {'model_dim': 16, 'ff_dim': 16, 'encoder_layers': 2, 'decoder_layers': 2, 'num_experts': 4}
   smaller = [f'--set={field}={value}' for field, value in smaller.items()]
   (own_text,) = [block for block in blocks('README.md', 'sh') if 'lingvo-moe prepare' in block]

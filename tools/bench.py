@@ -12,6 +12,9 @@ batch_tokens allows. --what is one or several of
              for all tokens.
   input      input pipeline on one core: --data_dir, or the default corpus of 16 languages.
   beam       attention of flat beam search against the form that reorders keys and values, at lengths 16, 64 and 256.
+  text       real text in several engines: --model is the log directory of a translation model, --text=SOURCE,REFERENCE
+             its lines, and --search beam or greedy; BLEU, tokens by second of the processors, wall time, memory, and
+             one line at a time. --set model_dim=512 times the run widened to a larger model of the same function.
 
 Each measurement runs in a process of its own, for its peak memory (--in_this_process runs all in one process, which
 starts sooner). A line shows
@@ -29,8 +32,11 @@ litert_float32, ctranslate2_int8, ctranslate2_float32), each in a process that i
 medians over --rounds and ratios to the first. --model=FOLDER, a folder that lingvo-moe import takes, compares engines
 with its weights; CTranslate2's own converter reads it, which needs transformers. Other measurements of a folder are of
 its configuration, with initial weights.
+
+For one core, begin the command with taskset -c 0.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -40,13 +46,15 @@ from typing import Any, NamedTuple
 
 from absl import flags, logging
 
-from benchmarks import engines
+from benchmarks import engines, real_text
 from benchmarks.clock import Clock, Timing, peak_rss_mib
 from lingvo_moe.cli import app, machine
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import configuration, registry
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import packed
+from lingvo_moe.text.beam import EARLY_STOPPING
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the checkout
 _COMMAND = (sys.executable, os.path.abspath(__file__))
@@ -64,6 +72,11 @@ _JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appen
 _AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with, written by --json.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each engine, or commit.', lower_bound=1)
 _ENGINE = flags.DEFINE_list('engine', ['tensorflow'], 'Engines for --what=decode and latency, see above.')
+_TEXT = flags.DEFINE_list('text', [], 'With --what=text: files of lines and of their translations; .gz is unpacked.')
+_LINES = flags.DEFINE_integer('lines', 0, 'Lines of --text used, from the first; 0: all.', lower_bound=0)
+_SINGLE = flags.DEFINE_integer('single', 100, 'Lines of --text translated one at a time too.', lower_bound=0)
+_SEARCH = flags.DEFINE_enum('search', 'beam', real_text.SEARCHES, 'With --what=text: how it is translated.')
+_STOPPING = flags.DEFINE_enum('early_stopping', 'exact', EARLY_STOPPING, "With --what=text: the engine's beam.")
 _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
 _DATA_DIR = flags.DEFINE_string('data_dir', '', 'Corpus for --what=input; the default corpus if empty.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
@@ -150,6 +163,8 @@ MEASURES = {
 @app.command(RuntimeOptions, tensorflow=False)  # TensorFlow is imported after the flags are checked
 def main(options: RuntimeOptions) -> int | None:
   """Makes the measurements that the flags name; returns the exit status of one that failed."""
+  if 'text' in _WHAT.value:
+    return _real_text(options)
   plan = _plan(options)
   if _VERSUS.value:
     return _versus(plan)
@@ -202,7 +217,7 @@ def _check_flags(options: RuntimeOptions) -> None:
     if not flag.value:
       raise UserError(f'--{flag.name} names what is timed; saw none: give one or several, with commas between')
   on_a_mesh = options.runtime != 'local'
-  for flag, known in (_WHAT, MEASURES), (_ENGINE, engines.ENGINES):
+  for flag, known in (_WHAT, [*MEASURES, 'text']), (_ENGINE, engines.ENGINES):
     if unknown := [name for name in flag.value if name not in known]:
       raise UserError(f'--{flag.name} must be of {", ".join(known)}; saw {unknown[0]!r}')
   if on_a_mesh and (other := [what for what in _WHAT.value if not MEASURES[what].on_a_mesh]):
@@ -300,6 +315,48 @@ def _engines(plan: Sequence[tuple]) -> None:
       memory = f'{found["peak_rss_mib"]:9.0f}'
       print(f'{name} {what}: {found["engine"]:20} {speed} {memory} {found["ratio"]:7.3f}', flush=True)
       _append({'model': name, 'what': what, **found})
+
+
+def _real_text(options: RuntimeOptions) -> None:
+  """Compares engines on the lines of --text, with the run that --model names."""
+  names = list(dict.fromkeys(real_text.ENGINES[::2] if _ENGINE.value == ['tensorflow'] else _ENGINE.value))
+  if _WHAT.value != ['text'] or options.runtime != 'local' or _VERSUS.value or _AGAINST.value:
+    raise UserError('--what=text is timed by itself, without --runtime, --versus and --against: leave the others out')
+  if unknown := [name for name in names if name not in real_text.ENGINES]:
+    raise UserError(f'--engine of --what=text must be of {", ".join(real_text.ENGINES)}; saw {unknown[0]!r}')
+  if len(_MODEL.value) != 1 or len(_TEXT.value) != 2:
+    raise UserError(
+      '--what=text takes a run and two files, --model=LOGDIR --text=SOURCE,REFERENCE; saw '
+      f'--model={",".join(_MODEL.value)} --text={",".join(_TEXT.value)}'
+    )
+  texts, references = (_lines_of(path) for path in _TEXT.value)
+  if len(texts) != len(references):
+    raise UserError(
+      f'files of --text have a translation in each line; saw {len(texts)} lines of {_TEXT.value[0]} and '
+      f'{len(references)} of {_TEXT.value[1]}'
+    )
+  quiet.import_tensorflow()
+  logging.set_verbosity(logging.WARNING)
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  job = real_text.Job(texts, _SEARCH.value, _STOPPING.value, _CALLS.value, _SINGLE.value)
+  compared = real_text.compare(_MODEL.value[0], _SETTINGS.value, names, job, references, _ROUNDS.value, say)
+  print(
+    f'{"engine":20} {"tokens/processor s":>18} {"wall s":>7} {"peak MiB":>9} {"ms a line":>10} {"BLEU":>6} {"ratio":>7}'
+  )
+  for found in compared:
+    speed = f'{found["tokens_per_processor_s"]:18.1f} {found["wall_s"]:7.2f} {found["peak_rss_mib"]:9.0f}'
+    single = f'{found["ms_of_one"]:10.1f}' if 'ms_of_one' in found else f'{"-":>10}'
+    print(f'{found["engine"]:20} {speed} {single} {found["bleu"]:6.2f} {found["ratio"]:7.3f}', flush=True)
+    _append({'model': found['run'], 'what': 'text', 'cores': len(os.sched_getaffinity(0)), **found})
+
+
+def _lines_of(path: str) -> list[str]:
+  """Lines of a text file, packed or not, as far as --lines goes."""
+  with packed.opened(path) as (_, contents):
+    lines = [line.decode().rstrip('\n') for line in itertools.islice(contents, _LINES.value or None)]
+  if not lines:
+    raise UserError(f'--text is of files with text; saw {path}, which is empty')
+  return lines
 
 
 def _versus(plan: list[tuple]) -> None:

@@ -126,10 +126,30 @@ def test_engines_are_timed_on_a_public_folder(tmp_path):
   assert [(f['engine'], f['sentences']) for f in records(tmp_path / 'out')] == [(engine, 8) for engine in engines]
 
 
+def test_real_text_is_timed(toy_run, tmp_path):
+  (tmp_path / 'de').write_text('Ein Hund.\nZwei Katzen.\nund mehr\n')
+  (tmp_path / 'en').write_text('A dog.\nTwo cats.\nand more\n')
+  flags = (f'--model={toy_run.path}', '--what=text', f'--text={tmp_path}/de,{tmp_path}/en', f'--json={tmp_path}/out')
+  done = tool(*flags, '--engine=litert_int8', '--calls=1', '--rounds=2', '--lines=2', '--single=1', '--search=greedy')
+  assert done.returncode == 0, done.stderr
+  (found,) = records(tmp_path / 'out')
+  assert found['lines'] == 2 <= found['tokens'] and found['ratio'] == 1 and 0 <= found['bleu'] <= 100
+  assert len(found['tokens_per_processor_s_of_rounds']) == 2 and found['search'] == 'greedy'
+  assert 0 < found['ms_of_one'] and found['peak_rss_mib'] < 250
+
+
 @pytest.mark.parametrize(
   'flags, message',
   [
-    (['--what=trian'], "--what must be of train, decode, latency, moe_layer, rounds, input, beam; saw 'trian'"),
+    (['--what=trian'], "--what must be of train, decode, latency, moe_layer, rounds, input, beam, text; saw 'trian'"),
+    (
+      ['--what=text', '--model=x'],
+      '--what=text takes a run and two files, --model=LOGDIR --text=SOURCE,REFERENCE; saw',
+    ),
+    (['--what=text,train'], '--what=text is timed by itself, without --runtime, --versus and --against: leave the'),
+    (['--what=text', '--engine=onnx'], '--engine of --what=text must be of litert_int8, litert_float32, '),
+    (['--what=text', '--model=x', f'--text={TOOL},/dev/null'], '--text is of files with text; saw /dev/null, which is'),
+    (['--what=text', '--model=x', f'--text={TOOL},{TOOL}'], 'x: there is no such directory; give the log directory of'),
     (['--model=mt.bench_s.Dense', '--what=moe_layer'], '--what=moe_layer is of models with experts; saw --model='),
     (
       ['--gin_bindings=Moe8.num_groups = 2'],
