@@ -65,6 +65,12 @@ class Specials(NamedTuple):
   bos: int
   eos: int
 
+  def among(self, symbols: Array) -> Array:
+    """Whether symbols are these."""
+    if {*self} == {0, 1, 2}:
+      return symbols < 3  # a step of few hypotheses takes as long as it has operations
+    return (symbols == self.pad) | (symbols == self.bos) | (symbols == self.eos)
+
 
 def continuations(
   library: Library,
@@ -74,7 +80,7 @@ def continuations(
   eos_BW1: Array,
   log_z_BW1: Array,
   may_end_B: Array | None,
-  must_end_B: Array,
+  must_end_B: Array | None,
   specials: Specials,
 ) -> Continuations:
   """The 2 W best continuations of each row.
@@ -85,11 +91,11 @@ def continuations(
     eos_BW1: logit of eos, which is always a candidate, so that a hypothesis can be forced to end.
     log_z_BW1: logarithm of the sum of exp of all logits.
     may_end_B: whether eos may come; None: it always may.
-    must_end_B: whether no other symbol may.
+    must_end_B: whether no other symbol may; None: another always may.
   """
-  xp = library.xp
-  barred_BWJ = (symbols_BWJ == specials.pad) | (symbols_BWJ == specials.bos) | (symbols_BWJ == specials.eos)
-  barred_BWJ = barred_BWJ | must_end_B[:, np.newaxis, np.newaxis]
+  xp, barred_BWJ = library.xp, specials.among(symbols_BWJ)
+  if must_end_B is not None:
+    barred_BWJ = barred_BWJ | must_end_B[:, np.newaxis, np.newaxis]
   if may_end_B is not None:
     eos_BW1 = xp.where(may_end_B[:, np.newaxis, np.newaxis], eos_BW1, NEG_INF)
   logits_BWJ = xp.concatenate([eos_BW1, xp.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=2)

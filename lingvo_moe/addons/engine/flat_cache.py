@@ -55,6 +55,7 @@ class FlatCache:
   ) -> None:
     self._graph, self._width, self._others = graph, width, graph.shapes['ids'][1] - width
     rows = len(next(iter(memory.values())))
+    self._has_offsets = 'offsets' in graph.shapes
     mask_BP, caches = (prompt.mask_BP, prompt.caches) if prompt else (np.zeros([rows, 0]), {})
     used = mask_BP.shape[1]
     self._mask_BWU = np.repeat(mask_BP[:, np.newaxis], self._width, axis=1).astype(np.float32)
@@ -71,8 +72,10 @@ class FlatCache:
     self._resize(kept, used, max(used + self._width, _FIRST // max(rows, 1)))
 
   def is_due(self, live_B: np.ndarray) -> bool:
-    """Whether `keep` must be called: a row has too few free cells for a step, or so many are not live any more."""
-    is_full = self._used_B.max() + self._width > self._mask_BWU.shape[2]
+    """Whether `keep` must be called before the next step: a row has too few free cells, or so many are not live."""
+    if self._next + self._width > self._free_BC.shape[1]:
+      self._find_free()
+    is_full = self._width > self._free_BC.shape[1]
     return is_full or np.count_nonzero(live_B) <= (1 - _ENDED) * len(live_B)
 
   def keep(self, rows: np.ndarray) -> None:
@@ -82,19 +85,22 @@ class FlatCache:
       x[rows] for x in (self._mask_BWU, self._position_BU, self._before_B1)
     )
     self._memory = {name: array[rows] for name, array in self._memory.items()}
-    self._used_B = self._used_B[rows]
+    used = np.count_nonzero(self._mask_BWU.any(axis=1), axis=1).max()
     with _TURN:
       shapes = {n: (len(rows), *self._graph.input(n).shape[1:]) for n in (*self._caches, *self._memories)}
       kept, free = {}, self._scratch
       for name, shape in shapes.items():
         kept[name], free = free[: math.prod(shape)].reshape(shape), free[math.prod(shape) :]
         np.take(self._graph.input(name), rows, axis=0, out=kept[name])
-      self._resize(kept, room, int(self._used_B.max()) + self._width)
+      self._resize(kept, room, int(used) + self._width)
 
   def _resize(self, kept: dict[str, np.ndarray], cells: int, least: int) -> None:
     """Gives the decoder's inputs `least` cells or more behind the `cells` there are, and writes keys and values."""
     room = max(cells, min(-(-least // ROOM) * ROOM, self._most))
-    if self._graph.resize(self._shapes(room)):
+    present = self._graph.sizes.get('mask', (0, 0, 0))[2]
+    if room <= present <= min(2 * room, self._most) and self._shapes(present) == self._graph.sizes:
+      room = present  # another size would cost more than these cells
+    elif self._graph.resize(self._shapes(room)):
       self._graph.release()
     for name in self._caches:
       self._graph.input(name)[:, :, cells:] = 0.0  # what is masked must be finite, also after a search that was not
@@ -102,10 +108,11 @@ class FlatCache:
       self._graph.input(name)[:, :, : kept_BNUK.shape[2]] = kept_BNUK
     for name, array in self._memory.items():
       self._graph.write(name, array)
-    new = [(0, 0), (0, room - cells)]
-    self._mask_BWU = np.pad(self._mask_BWU, [(0, 0), *new])
-    self._position_BU = np.pad(self._position_BU, new)
-    self._set_used()
+    self._mask_BWU, self._position_BU = (
+      np.concatenate([x, np.zeros([*x.shape[:-1], room - cells], x.dtype)], axis=-1)
+      for x in (self._mask_BWU, self._position_BU)
+    )
+    self._find_free()
 
   def _shapes(self, room: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the decoder's inputs with so many cells."""
@@ -117,30 +124,39 @@ class FlatCache:
         shapes[name] = (len(self._mask_BWU), *(sizes[name.partition('_')[0]] if size < 0 else size for size in shape))
     return shapes
 
-  def _set_used(self) -> None:
-    self._used_BU = self._mask_BWU.max(axis=1) > 0
-    self._used_B = np.count_nonzero(self._used_BU, axis=1)
+  def _find_free(self) -> None:
+    """Finds the cells that no hypothesis uses, as many in each row; others that become free are found when they end."""
+    used_BU = self._mask_BWU.any(axis=1)
+    count = used_BU.shape[1] - int(np.count_nonzero(used_BU, axis=1).max())
+    self._free_BC, self._next = np.argsort(used_BU, axis=1, kind='stable')[:, :count], 0
 
   def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray) -> None:
     """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values."""
     graph, rows_B1 = self._graph, np.arange(len(ids_BW))[:, np.newaxis]
-    position_B1 = self._before_B1 + time
     for name, value in {'ids': ids_BW, 'live': live_BW, 'mask': self._mask_BWU}.items():
       if self._others:
         value = np.pad(value, [(0, 0), (0, self._others), (0, 0)][: value.ndim])
       graph.write(name, value)
     graph.write('time', time)
-    graph.write('offsets', self._position_BU - position_B1)
+    cells_BW = self._free_BC[:, self._next : self._next + self._width]
+    if self._has_offsets:
+      position_B1 = self._before_B1 + time
+      graph.write('offsets', self._position_BU - position_B1)
+      self._position_BU[rows_B1, cells_BW] = position_B1
     graph.run()
-    cells_BW = np.argsort(self._used_BU, axis=1, kind='stable')[:, : self._width]  # those that are free come first
+    self._next += self._width
+    places = {}  # of the new keys and values in a cache [B * N * U, K], by N
     for name in self._caches:
-      new_BNWK = graph.output(name.replace('cache_', 'new_', 1))[:, :, : self._width]
-      graph.input(name)[rows_B1, :, cells_BW] = new_BNWK.transpose(0, 2, 1, 3)
+      cache_BNUK, new_BNWK = graph.input(name), graph.output(name.replace('cache_', 'new_', 1))
+      rows, heads, room, features = cache_BNUK.shape
+      if heads not in places:
+        heads_BN1 = np.arange(rows * heads).reshape(rows, heads, 1)
+        places[heads] = (heads_BN1 * room + cells_BW[:, np.newaxis]).ravel()
+      cache_BNUK.reshape(-1, features)[places[heads]] = new_BNWK[:, :, : self._width].reshape(-1, features)
+      del cache_BNUK, new_BNWK  # views, of which none may be held by the next step
     self._mask_BWU[rows_B1, np.arange(self._width), cells_BW] = 1.0
-    self._position_BU[rows_B1, cells_BW] = position_B1
 
   def follow(self, parents_BW: np.ndarray, live_BW: np.ndarray) -> None:
     """Moves the masks: hypothesis w of the next step, if it is live, continues parents_BW[:, w] of this one."""
     self._mask_BWU = self._mask_BWU[np.arange(len(parents_BW))[:, np.newaxis], parents_BW]
     self._mask_BWU *= live_BW[:, :, np.newaxis]
-    self._set_used()

@@ -14,7 +14,7 @@ from lingvo_moe.text.vocab import BOS, EOS, PAD
 
 # Tokens that a graph reads in one run: its memory grows with them, and its speed no longer does.
 _TOKENS = 256
-_FEW = 64  # of fewer tokens lengths are multiples of 8, as new sizes of graphs take longer than they
+_FEW = 64  # of fewer tokens lengths are multiples of 16, as new sizes of graphs take longer than they
 
 
 def encode(encoder: StagedGraph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
@@ -24,7 +24,7 @@ def encode(encoder: StagedGraph, sources: Sequence[Sequence[int]]) -> dict[str, 
   """
   ids_BT = padded(sources)
   if ids_BT.size < _FEW:
-    ids_BT = np.pad(ids_BT, [(0, 0), (0, -ids_BT.shape[1] % 8)], constant_values=PAD)
+    ids_BT = np.pad(ids_BT, [(0, 0), (0, -ids_BT.shape[1] % 16)], constant_values=PAD)
   return {'segments': (ids_BT != PAD).astype(np.int32), **run_on_ids(encoder, ids_BT)}
 
 
