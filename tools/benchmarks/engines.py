@@ -173,6 +173,8 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
     run(graph)
     if 'logits' in graph.outputs:
       graph.output('logits')[:, EOS] = _NEVER
+    if 'next_symbols' in graph.outputs:
+      graph.output('next_log_probs')[graph.output('next_symbols') == EOS] = -np.inf
 
   stages.StagedGraph.run = run_endless
   lanes, values = Lanes(folder, available_threads()), BeamValues(job.beam_size, 1, LengthNorm(job.alpha), 'exact')

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.addons.engine.stages import StagedGraph
+from lingvo_moe.text.constraints import NEG_INF
 
 ROOM = (
   16  # cells by which rows grow, at least: a new size costs copies, and a larger one costs attention to unused cells
@@ -130,13 +131,22 @@ class FlatCache:
     count = used_BU.shape[1] - int(np.count_nonzero(used_BU, axis=1).max())
     self._free_BC, self._next = np.argsort(used_BU, axis=1, kind='stable')[:, :count], 0
 
-  def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray) -> None:
-    """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values."""
+  def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray, log_probs_BW: np.ndarray | None = None) -> None:
+    """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values.
+
+    log_probs_BW: of the hypotheses, for its `next_` results; None: these are not read.
+    """
     graph, rows_B1 = self._graph, np.arange(len(ids_BW))[:, np.newaxis]
     for name, value in {'ids': ids_BW, 'live': live_BW, 'mask': self._mask_BWU}.items():
       if self._others:
         value = np.pad(value, [(0, 0), (0, self._others), (0, 0)][: value.ndim])
       graph.write(name, value)
+    if 'log_probs' in graph.shapes:
+      scores_BW = graph.input('log_probs')
+      scores_BW[:] = NEG_INF
+      if log_probs_BW is not None:
+        scores_BW[:, : self._width] = log_probs_BW
+      del scores_BW  # a view, of which none may be held by the run
     graph.write('time', time)
     cells_BW = self._free_BC[:, self._next : self._next + self._width]
     if self._has_offsets:

@@ -15,7 +15,7 @@ import numpy as np
 from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.text import beam
 from lingvo_moe.text import constraints as constraints_lib
-from lingvo_moe.text.beam import NEG_INF, Finished, Library, Live, Specials
+from lingvo_moe.text.beam import NEG_INF, Continuations, Finished, Library, Live, Specials
 from lingvo_moe.text.constraints import ConstraintProgress, Constraints
 from lingvo_moe.text.repetition import Repetition
 from lingvo_moe.text.vocab import BOS, EOS, PAD
@@ -112,14 +112,19 @@ class Beam:
       self.repetition and self.before_BP[rows],
     )
 
-  def advance(self, next_symbols: NextSymbols, time: int) -> np.ndarray:
-    """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one."""
+  def reads_scores(self, time: int) -> bool:
+    """Whether the continuations `time` steps after the first are others than the best: limits change them."""
+    is_limited = self.constraints is not None or self.repetition is not None
+    return is_limited or bool((self.max_lengths_B <= time + 1).any())
+
+  def advance(self, scored: NextSymbols | Continuations, time: int) -> np.ndarray:
+    """Continues the hypotheses by one symbol, `time` steps after the first; returns the parent of each live one.
+
+    scored: scores of the next symbols; or the best continuations, unless it `reads_scores`.
+    """
     norm, early_stopping = self.values.norm, self.values.early_stopping
     length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
-    repeats_BWV = None
-    if self.repetition is not None:
-      next_symbols, repeats_BWV = self._limited(next_symbols, time)
-    best = self._continuations(next_symbols, repeats_BWV, length)
+    best = scored if isinstance(scored, Continuations) else self._best(scored, time)
     ended_BJ = beam.ended(ARRAYS, best, EOS, early_stopping)
     if (ended_BJ > NEG_INF).any():
       penalty = norm.penalty(np.float32(length))
@@ -131,6 +136,13 @@ class Beam:
     most_B1 = self.max_lengths_B.astype(np.float32)[:, np.newaxis]
     self.live = beam.stop(ARRAYS, self.live, self.finished, norm, np.float32(length), most_B1, early_stopping)
     return parents_BW
+
+  def _best(self, next_symbols, time):
+    """The 2 W continuations of each row, from scores."""
+    repeats_BWV = None
+    if self.repetition is not None:
+      next_symbols, repeats_BWV = self._limited(next_symbols, time)
+    return self._continuations(next_symbols, repeats_BWV, time + 1)
 
   def _limited(self, next_symbols, time):
     """Scores under the limits on repetition, and symbols that would repeat an n-gram."""

@@ -6,8 +6,8 @@ import numpy as np
 
 from lingvo_moe.addons.engine.flat_cache import FlatCache, Prompt
 from lingvo_moe.addons.engine.numpy_beam import Beam, BeamValues, NextSymbols
-from lingvo_moe.addons.engine.stages import StagedGraph
-from lingvo_moe.text.beam import Finished
+from lingvo_moe.addons.engine.stages import CONTINUATIONS, RESULTS, StagedGraph
+from lingvo_moe.text.beam import Continuations, Finished
 from lingvo_moe.text.constraints import NEG_INF, Constraints
 from lingvo_moe.text.repetition import Repetition
 from lingvo_moe.text.vocab import BOS, EOS, PAD
@@ -89,8 +89,11 @@ def search(
       rows = np.flatnonzero(live_B)
       cache.keep(rows)
       beam, numbers, live_BW = beam.take(rows), numbers[rows], live_BW[rows]
-    cache.run(beam.live.last_BW, time, live_BW)
-    parents_BW = beam.advance(_next_symbols(decoder, values.width, *given[time : time + 1]), time)
+    cache.run(beam.live.last_BW, time, live_BW, beam.live.log_probs_BW)
+    if time < len(given) or beam.reads_scores(time) or CONTINUATIONS[0] not in decoder.outputs:
+      parents_BW = beam.advance(_next_symbols(decoder, values.width, *given[time : time + 1]), time)
+    else:
+      parents_BW = beam.advance(_continuations(decoder, values.width), time)
     live_BW = beam.live_BW
     cache.follow(parents_BW, live_BW)
     time += 1
@@ -170,11 +173,15 @@ def results(decoder: StagedGraph, name: str, width: int) -> np.ndarray:
   return result.reshape(-1, decoder.shapes['ids'][1], *result.shape[1:])[:, :width]
 
 
+def _continuations(decoder: StagedGraph, width: int) -> Continuations:
+  """The 2 W best continuations of each row, of its first W hypotheses; views, not to be held by the next step."""
+  log_probs_BJ, symbols_BJ, parents_BJ = (decoder.output(name)[:, : 2 * width] for name in CONTINUATIONS)
+  return Continuations(log_probs_BJ, symbols_BJ, parents_BJ, log_probs_BJ)
+
+
 def _next_symbols(decoder: StagedGraph, width: int, given: int | None = None) -> NextSymbols:
   """Scores of the next symbols of `width` hypotheses, as `results`. A symbol that is given has probability 1."""
-  best_BWJ, symbols_BWJ, log_z_BW, logits_BWV = (
-    results(decoder, name, width) for name in ('best', 'symbols', 'log_z', 'logits')
-  )
+  best_BWJ, symbols_BWJ, log_z_BW, logits_BWV = (results(decoder, name, width) for name in RESULTS)
   next_symbols = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW, logits_BWV)
   return next_symbols if given is None else next_symbols.forced(given)
 

@@ -19,6 +19,9 @@ from lingvo_moe.core.errors import UserError
 # Outputs of a stage, [G, S, M], [G, S, R] twice and [B, T, M], and inputs of the next.
 TO_EXPERTS = ('to_tokens', 'to_experts', 'to_weights', 'to_residual')
 FROM_EXPERTS = ('from_experts', 'from_residual')
+# Outputs of a decoder, [F, ...] of all hypotheses; those of a beam of 2 or more, [B, 2 W], of rows.
+RESULTS = ('best', 'symbols', 'log_z', 'logits')
+CONTINUATIONS = ('next_log_probs', 'next_symbols', 'next_parents')
 
 
 def file_of_stage(name: str, number: int) -> str:
@@ -58,8 +61,9 @@ def check(folder: str, name: str, decoder: StagedGraph, other: StagedGraph, widt
   results = {name: shape for name, shape in output_shapes.items() if name.startswith('new_')}
   given = {name: shape for name, shape in other.output_shapes.items() if name != 'segments'}  # see search.encode
   wrong = {
-    'its inputs are others': not {'ids', 'live', 'mask'} <= {*decoder.shapes} or not new,
-    'its results are others': not {'best', 'symbols', 'log_z', 'logits'} <= {*output_shapes}
+    'its inputs are others': not {'ids', 'live', 'mask', *(['log_probs'] if width > 1 else [])} <= {*decoder.shapes}
+    or not new,
+    'its results are others': not {*RESULTS, *(CONTINUATIONS if width > 1 else ())} <= {*output_shapes}
     or not _alike(new, results),
     f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
     f'it has no {symbols} symbols': math.prod(output_shapes.get('logits', ())[1:]) != symbols,
