@@ -25,7 +25,7 @@ from shared_traces import untraced
 
 import lingvo_moe
 from lingvo_moe import decoder, serve, translate
-from lingvo_moe.addons.engine import exported, exported_translator, manifest, search, stages
+from lingvo_moe.addons.engine import exported, exported_translator, manifest, numpy_beam, search, stages
 from lingvo_moe.addons.engine.graph import available_threads
 from lingvo_moe.addons.engine.lanes import Lanes
 from lingvo_moe.addons.engine.numpy_beam import BeamValues
@@ -42,7 +42,7 @@ from lingvo_moe.storage import json_files
 from lingvo_moe.tasks import engine_graphs, inference
 from lingvo_moe.tasks.mt import mt_graphs
 from lingvo_moe.tasks.task import EngineParts
-from lingvo_moe.text import translator
+from lingvo_moe.text import beam, translator
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
 
@@ -563,6 +563,25 @@ def test_best_symbols_are_those_of_all_the_vocabulary_the_first_of_equal_ones_fi
   np.testing.assert_array_equal(found['symbols'], symbols_FJ)
   np.testing.assert_allclose(found['log_z'], tf.reduce_logsumexp(logits_FV, axis=-1), rtol=1e-6)
   np.testing.assert_array_equal(found['logits'], logits_FV)
+
+
+@pytest.mark.parametrize('width', [2, 3, 4])
+def test_the_graph_finds_the_continuations_that_numpy_finds(width):
+  rng, rows = np.random.default_rng(width), 7
+  logits_BWV = rng.normal(size=[rows, width, 90]).astype(np.float32).round(1)  # of which some are equal
+  log_probs_BW = -rng.exponential(size=[rows, width]).astype(np.float32)
+  log_probs_BW[1, 1:] = log_probs_BW[2, 0] = log_probs_BW[3] = -np.inf
+  found = engine_graphs.ranked(tf.constant(logits_BWV), 2 * width + 3)
+  continued = engine_graphs.continued(found, tf.constant(log_probs_BW))
+  of_rows = lambda name: found[name].numpy().reshape(rows, width, -1)
+  live = beam.Live(None, None, log_probs_BW, None)
+  scores = of_rows('best'), of_rows('symbols'), logits_BWV[:, :, 2:3], of_rows('log_z')
+  expected = beam.continuations(numpy_beam.ARRAYS, live, *scores, None, np.zeros(rows, bool), beam.Specials(0, 1, 2))
+  is_one_BJ = expected.log_probs_BJ > -np.inf
+  np.testing.assert_allclose(continued['next_log_probs'], expected.log_probs_BJ, rtol=1e-6)
+  for name, values_BJ in ('symbols', expected.symbols_BJ), ('parents', expected.parents_BJ):
+    assert (continued[f'next_{name}'].numpy() == values_BJ)[is_one_BJ].all()
+  assert is_one_BJ[:3].all() and not is_one_BJ[3].any()
 
 
 def damage(folder, name, change):
