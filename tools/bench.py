@@ -53,7 +53,7 @@ from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.config import configuration, registry
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import packed
+from lingvo_moe.corpora import text as text_files
 from lingvo_moe.text.beam import EARLY_STOPPING
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the checkout
@@ -216,6 +216,8 @@ def _check_flags(options: RuntimeOptions) -> None:
   for flag in (_MODEL, _WHAT, _ENGINE):
     if not flag.value:
       raise UserError(f'--{flag.name} names what is timed; saw none: give one or several, with commas between')
+  if of_text := [flag.name for flag in (_TEXT, _LINES, _SINGLE, _SEARCH, _STOPPING) if flag.present]:
+    raise UserError(f'--{of_text[0]} is for --what=text; saw --what={",".join(_WHAT.value)}: leave it out')
   on_a_mesh = options.runtime != 'local'
   for flag, known in (_WHAT, [*MEASURES, 'text']), (_ENGINE, engines.ENGINES):
     if unknown := [name for name in flag.value if name not in known]:
@@ -322,6 +324,8 @@ def _real_text(options: RuntimeOptions) -> None:
   names = list(dict.fromkeys(real_text.ENGINES[::2] if _ENGINE.value == ['tensorflow'] else _ENGINE.value))
   if _WHAT.value != ['text'] or options.runtime != 'local' or _VERSUS.value or _AGAINST.value:
     raise UserError('--what=text is timed by itself, without --runtime, --versus and --against: leave the others out')
+  if others := [flag.name for flag in (_BINDINGS, _WARMUP, _JIT, _PROFILE, _CHILD, _DATA_DIR, _PEAK) if flag.present]:
+    raise UserError(f'--{others[0]} has no effect on --what=text: leave it out')
   if unknown := [name for name in names if name not in real_text.ENGINES]:
     raise UserError(f'--engine of --what=text must be of {", ".join(real_text.ENGINES)}; saw {unknown[0]!r}')
   if len(_MODEL.value) != 1 or len(_TEXT.value) != 2:
@@ -352,8 +356,7 @@ def _real_text(options: RuntimeOptions) -> None:
 
 def _lines_of(path: str) -> list[str]:
   """Lines of a text file, packed or not, as far as --lines goes."""
-  with packed.opened(path) as (_, contents):
-    lines = [line.decode().rstrip('\n') for line in itertools.islice(contents, _LINES.value or None)]
+  lines = list(itertools.islice(text_files.lines([path]), _LINES.value or None))
   if not lines:
     raise UserError(f'--text is of files with text; saw {path}, which is empty')
   return lines

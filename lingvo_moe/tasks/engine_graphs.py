@@ -64,10 +64,9 @@ def _decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Engi
     'live': tf.TensorSpec([None, width], tf.int32),
     'offsets': tf.TensorSpec([None, None], tf.int32),  # of the symbols of cells from the last of their hypotheses
     source: source_spec,
-    **(
-      {'log_probs': tf.TensorSpec([None, width])} if width > 1 else {}
-    ),  # of the hypotheses; -inf if they are not live
   }
+  if width > 1:
+    inputs['log_probs'] = tf.TensorSpec([None, width])  # of the hypotheses; -inf where there is none
   for part in parts.values():
     inputs |= named(part, layers)
   return EngineGraph(decode, inputs)

@@ -147,6 +147,8 @@ def test_real_text_is_timed(toy_run, tmp_path):
       '--what=text takes a run and two files, --model=LOGDIR --text=SOURCE,REFERENCE; saw',
     ),
     (['--what=text,train'], '--what=text is timed by itself, without --runtime, --versus and --against: leave the'),
+    (['--what=text', '--model=x', '--text=a,b', '--profile'], '--profile has no effect on --what=text: leave it out'),
+    (['--what=decode', '--search=greedy'], '--search is for --what=text; saw --what=decode: leave it out'),
     (['--what=text', '--engine=onnx'], '--engine of --what=text must be of litert_int8, litert_float32, '),
     (['--what=text', '--model=x', f'--text={TOOL},/dev/null'], '--text is of files with text; saw /dev/null, which is'),
     (['--what=text', '--model=x', f'--text={TOOL},{TOOL}'], 'x: there is no such directory; give the log directory of'),

@@ -120,19 +120,16 @@ def compare(
     pieces = [_RandomVocab(config.source_vocab_size).pieces(row[:-1]) for row in sources]  # the end is added there
   job = Job(sources, pieces, config.max_length, config.beam_size, config.length_norm_alpha, **dataclasses.asdict(clock))
   runs, compared = {}, []
-  tools = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-  env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, [tools, os.environ.get('PYTHONPATH')]))}
   with tempfile.TemporaryDirectory() as folder:
     for engine in engines:
-      path, command = os.path.join(folder, engine), tensorflow
-      if engine != 'tensorflow':
-        command = [sys.executable, '-P', '-m', 'benchmarks.engines', engine, path]
-        os.mkdir(path)
-        progress(f'export: {engine}')
-        export(path, config, engine, public)
-      runs[engine] = functools.partial(
-        processes.records, command, engine, input=json.dumps(dataclasses.asdict(job)), env=env
-      )
+      if engine == 'tensorflow':
+        runs[engine] = functools.partial(processes.records, tensorflow, engine)
+        continue
+      path = os.path.join(folder, engine)
+      os.mkdir(path)
+      progress(f'export: {engine}')
+      export(path, config, engine, public)
+      runs[engine] = functools.partial(processes.of_engine, 'benchmarks.engines', engine, path, job)
     found = processes.alternate(runs, rounds, progress)
   for engine, timed in found.items():
     of_rounds = {name: [timing[name] for (timing,) in timed] for name in _COMPARED}

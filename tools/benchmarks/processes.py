@@ -1,8 +1,10 @@
 """Benchmarks in processes of their own: started in turn, their results read from a file of JSON lines."""
 
+import dataclasses
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -31,6 +33,14 @@ def records(command: Sequence[str], name: str, **options: Any) -> list[dict[str,
     run([*command, f'--json={path}'], f'{name}: its benchmark', **options)
     with open(path, encoding='utf-8') as f:
       return [json.loads(line) for line in f]
+
+
+def of_engine(module: str, engine: str, folder: str, job: Any) -> list[dict[str, Any]]:
+  """Results of python -m MODULE ENGINE FOLDER, which imports no TensorFlow; the job is its input, as JSON."""
+  tools = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, [tools, os.environ.get('PYTHONPATH')]))}
+  command = [sys.executable, '-P', '-m', module, engine, folder]
+  return records(command, engine, input=json.dumps(dataclasses.asdict(job)), env=env)
 
 
 def run(command: Sequence[str], what: str, **options: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -17,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import engines as engines_lib
 from benchmarks import widening
 from benchmarks.clock import peak_rss_mib
 from lingvo_moe.core.errors import UserError
 
-ENGINES = ('litert_int8', 'litert_float32', 'ctranslate2_int8', 'ctranslate2_float32')
+ENGINES = tuple(engine for engine in engines_lib.ENGINES if engine != 'tensorflow')
 SEARCHES = ('beam', 'greedy')
 # Rows of a batch of CTranslate2: the default of its translate_file. The engine has the batches of its exports.
 ROWS = 32
@@ -75,7 +77,7 @@ def export(folder: str, logdir: str, settings: Sequence[str], engines: Sequence[
         litert_export.save(path, wide.program(), task.engine_parts(), weights, about, kind)
       else:
         ctranslate2_model.require(wide)
-        ctranslate2_model.save(path, wide, task.vocabs, weights, quantization=kind if kind != 'float32' else None)
+        ctranslate2_model.save(path, wide, task.vocabs, weights, quantization=kind)
   values = {field: getattr(wide, field) for field in (*widening.SIZES, 'beam_size', 'length_norm_alpha', 'max_length')}
   return {'run': name, 'step': step, **values, 'weights': sum(array.size for array in weights.values())}
 
@@ -159,22 +161,17 @@ def compare(
 
   from benchmarks import processes
 
-  tools = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-  env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, [tools, os.environ.get('PYTHONPATH')]))}
   compared = []
   with tempfile.TemporaryDirectory() as folder:
     model = export(folder, logdir, settings, engines)
     progress(f'exported: {", ".join(engines)}')
-    given = json.dumps(dataclasses.asdict(dataclasses.replace(job, model=model)))
-
-    def run(engine):
-      command = [sys.executable, '-P', '-m', 'benchmarks.real_text', engine, os.path.join(folder, engine)]
-      (found,) = processes.records(command, engine, input=given, env=env)
-      return found
-
-    runs = {engine: (lambda engine=engine: run(engine)) for engine in engines}
+    time_engine = functools.partial(
+      processes.of_engine, 'benchmarks.real_text', job=dataclasses.replace(job, model=model)
+    )
+    runs = {engine: functools.partial(time_engine, engine, os.path.join(folder, engine)) for engine in engines}
     of_engines = processes.alternate(runs, rounds, progress)
-  for engine, found in of_engines.items():
+  for engine, of_rounds in of_engines.items():
+    found = [timed for (timed,) in of_rounds]
     speeds = [round(one['tokens'] / one['processor_s'], 1) for one in found]
     names = [name for name in ('wall_s', 'peak_rss_mib', 'ms_of_one', 'processor_ms_of_one') if name in found[0]]
     medians = {name: round(statistics.median(one[name] for one in found), 3) for name in names}

@@ -56,7 +56,6 @@ class FlatCache:
   ) -> None:
     self._graph, self._width, self._others = graph, width, graph.shapes['ids'][1] - width
     rows = len(next(iter(memory.values())))
-    self._has_offsets = 'offsets' in graph.shapes
     mask_BP, caches = (prompt.mask_BP, prompt.caches) if prompt else (np.zeros([rows, 0]), {})
     used = mask_BP.shape[1]
     self._mask_BWU = np.repeat(mask_BP[:, np.newaxis], self._width, axis=1).astype(np.float32)
@@ -86,14 +85,14 @@ class FlatCache:
       x[rows] for x in (self._mask_BWU, self._position_BU, self._before_B1)
     )
     self._memory = {name: array[rows] for name, array in self._memory.items()}
-    used = np.count_nonzero(self._mask_BWU.any(axis=1), axis=1).max()
+    used = self._most_used(self._mask_BWU.any(axis=1))
     with _TURN:
       shapes = {n: (len(rows), *self._graph.input(n).shape[1:]) for n in (*self._caches, *self._memories)}
       kept, free = {}, self._scratch
       for name, shape in shapes.items():
         kept[name], free = free[: math.prod(shape)].reshape(shape), free[math.prod(shape) :]
         np.take(self._graph.input(name), rows, axis=0, out=kept[name])
-      self._resize(kept, room, int(used) + self._width)
+      self._resize(kept, room, used + self._width)
 
   def _resize(self, kept: dict[str, np.ndarray], cells: int, least: int) -> None:
     """Gives the decoder's inputs `least` cells or more behind the `cells` there are, and writes keys and values."""
@@ -128,8 +127,13 @@ class FlatCache:
   def _find_free(self) -> None:
     """Finds the cells that no hypothesis uses, as many in each row; others that become free are found when they end."""
     used_BU = self._mask_BWU.any(axis=1)
-    count = used_BU.shape[1] - int(np.count_nonzero(used_BU, axis=1).max())
+    count = used_BU.shape[1] - self._most_used(used_BU)
     self._free_BC, self._next = np.argsort(used_BU, axis=1, kind='stable')[:, :count], 0
+
+  @staticmethod
+  def _most_used(used_BU: np.ndarray) -> int:
+    """Cells of the row that uses most."""
+    return int(np.count_nonzero(used_BU, axis=1).max())
 
   def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray, log_probs_BW: np.ndarray | None = None) -> None:
     """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values.
@@ -149,7 +153,7 @@ class FlatCache:
       del scores_BW  # a view, of which none may be held by the run
     graph.write('time', time)
     cells_BW = self._free_BC[:, self._next : self._next + self._width]
-    if self._has_offsets:
+    if 'offsets' in graph.shapes:
       position_B1 = self._before_B1 + time
       graph.write('offsets', self._position_BU - position_B1)
       self._position_BU[rows_B1, cells_BW] = position_B1

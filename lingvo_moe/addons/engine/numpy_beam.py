@@ -124,7 +124,7 @@ class Beam:
     """
     norm, early_stopping = self.values.norm, self.values.early_stopping
     length, places_T = time + 1, np.arange(self.live.ids_BWT.shape[2])
-    best = scored if isinstance(scored, Continuations) else self._best(scored, time)
+    best = scored if isinstance(scored, Continuations) else self._ranked(scored, time)
     ended_BJ = beam.ended(ARRAYS, best, EOS, early_stopping)
     if (ended_BJ > NEG_INF).any():
       penalty = norm.penalty(np.float32(length))
@@ -137,7 +137,7 @@ class Beam:
     self.live = beam.stop(ARRAYS, self.live, self.finished, norm, np.float32(length), most_B1, early_stopping)
     return parents_BW
 
-  def _best(self, next_symbols, time):
+  def _ranked(self, next_symbols, time):
     """The 2 W continuations of each row, from scores."""
     repeats_BWV = None
     if self.repetition is not None:
@@ -165,9 +165,8 @@ class Beam:
     log_z_BW1 = log_z_BW[:, :, np.newaxis]
     must_end_B = length >= self.max_lengths_B
     if self.constraints is None:
-      ends = None, must_end_B if must_end_B.any() else None
       return beam.continuations(
-        *(ARRAYS, self.live, best_BWJ, symbols_BWJ, eos_BW[:, :, np.newaxis], log_z_BW1, *ends, _SPECIALS)
+        *(ARRAYS, self.live, best_BWJ, symbols_BWJ, eos_BW[:, :, np.newaxis], log_z_BW1, None, must_end_B, _SPECIALS)
       )
     is_text = np.s_[:, :, : self.constraints.automaton_JV.shape[1]]
     logits_BWV, repeats_BWV = logits_BWV[is_text], None if repeats_BWV is None else repeats_BWV[is_text]
