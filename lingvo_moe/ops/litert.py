@@ -37,12 +37,24 @@ def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor | WrittenCac
   A product with the new positions of all hypotheses would be padded to 32 of them, and packed.
   """
   if not isinstance(cache, WrittenCache):
-    return tf.einsum(equation, x, cache)
+    return _product_with_keys(equation, x, cache)
   new_BnWK = cache.new_BNWK if x.shape.rank == 4 else cache.new_BNWK[:, :, tf.newaxis]
   if equation.endswith('U'):
     own_BnW1 = tf.reduce_sum(x * new_BnWK, axis=-1, keepdims=True)
-    return tf.concat([tf.einsum(equation, x, cache.old_BNUK), own_BnW1], axis=-1)
-  return tf.einsum(equation, x[..., :-1], cache.old_BNUK) + x[..., -1:] * new_BnWK
+    return tf.concat([_product_with_keys(equation, x, cache.old_BNUK), own_BnW1], axis=-1)
+  return _product_with_keys(equation, x[..., :-1], cache.old_BNUK) + x[..., -1:] * new_BnWK
+
+
+def _product_with_keys(equation: str, x: tf.Tensor, keys_BNUK: tf.Tensor) -> tf.Tensor:
+  """Einsum with keys or values; of one query in elements and a sum, as a product would pack all keys for it.
+
+  32 rows of 4 heads of 64 features, 16 and 32 positions, on a core of a Xeon: 110 and 273 us, as products 168 and 351.
+  """
+  if x.shape.rank != 4 or x.shape[2] != 1:
+    return tf.einsum(equation, x, keys_BNUK)
+  if equation.endswith('U'):
+    return tf.expand_dims(tf.reduce_sum(x * keys_BNUK, axis=-1), 2)
+  return tf.reduce_sum(tf.einsum('BNTU->BNUT', x) * keys_BNUK, axis=2, keepdims=True)
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

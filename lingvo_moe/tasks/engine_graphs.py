@@ -52,8 +52,12 @@ def _decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Engi
     cache = {name: {key: inputs_of(part, i) for key, part in parts.items()} for i, name in enumerate(stack.layers)}
     logits_BWV, cache = model.decode_step(theta, inputs['ids'], now, inputs[source], cache)
     written = named('new', (of_layer['self'] for of_layer in cache.values()))
-    results = {**ranked(logits_BWV, candidates), **{name: x.new_BNWK for name, x in written.items()}}
-    return results | (continued(results, inputs['log_probs']) if width > 1 else {})
+    new = {name: x.new_BNWK for name, x in written.items()}
+    if width == 1:  # NumPy finds the best of one hypothesis in a tenth of the time
+      logits_FV = _flat(logits_BWV)
+      return {**new, 'logits': logits_FV, 'probs': tf.nn.softmax(logits_FV)}
+    results = ranked(logits_BWV, candidates)
+    return {**new, **results, **continued(results, inputs['log_probs'])}
 
   keys_values = tf.TensorSpec([None, attention.kv_heads, None, attention.head_dim])
   layers = [dict.fromkeys(_KINDS, keys_values)] * len(stack.layers)

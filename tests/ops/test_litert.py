@@ -36,13 +36,14 @@ def test_a_scaled_table_gives_the_rows_of_the_table():
   np.testing.assert_array_equal(other, reference.lookup(rows, ids))
 
 
-def test_attention_over_a_written_cache_is_to_its_positions_and_each_hypothesis_to_its_own_new_one():
-  q, buffer, new = normal(2, 3, 2, 5), normal(2, 3, 4, 5), normal(2, 3, 2, 5)
+@pytest.mark.parametrize('width', [1, 2])
+def test_attention_over_a_written_cache_is_to_its_positions_and_each_hypothesis_to_its_own_new_one(width):
+  q, buffer, new = normal(2, 3, width, 5), normal(2, 3, 4, 5), normal(2, 3, width, 5)
   with backend.use(litert.BACKEND):
     cache = ops.write_cache(buffer, new, tf.constant(0))
     scores = ops.attention_product('BNTK,BNUK->BNTU', q, cache)
     values = ops.attention_product('BNTU,BNUK->BNTK', scores, cache)
-  for w in range(2):
+  for w in range(width):
     own = slice(w, w + 1)
     whole = tf.concat([buffer, new[:, :, own]], axis=2)
     expected = reference.attention_product('BNTK,BNUK->BNTU', q[:, :, own], whole)

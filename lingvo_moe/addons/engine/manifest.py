@@ -24,7 +24,7 @@ from lingvo_moe.text.request import BEAM, SEARCHES
 
 MANIFEST = 'manifest.json'
 FORMAT = 'lingvo_moe engine'
-VERSION = 4
+VERSION = 5
 REQUIREMENTS_FILE = 'requirements.txt'
 # All that the engine needs besides this package; setup.py's extra [litert] has the same ai-edge-litert.
 REQUIREMENTS = (

@@ -202,6 +202,15 @@ def _top_k(values_BWV: np.ndarray, count: int) -> np.ndarray:
   return np.take_along_axis(symbols_BWJ, order_BWJ, axis=2)
 
 
+def likeliest(logits_BWV: np.ndarray, count: int) -> np.ndarray:
+  """Symbols of the largest of finite logits, as _top_k; faster for few symbols."""
+  rest_BWV, symbols = logits_BWV.copy(), []
+  for _ in range(min(count, logits_BWV.shape[2])):
+    symbols.append(rest_BWV.argmax(axis=2).astype(np.int32))
+    np.put_along_axis(rest_BWV, symbols[-1][:, :, np.newaxis], NEG_INF, axis=2)
+  return np.stack(symbols, axis=2)
+
+
 def _at(values_BJ: np.ndarray, index_BW: np.ndarray) -> np.ndarray:
   """Values at these indices of axis 1; np.take_along_axis takes four times as long."""
   return values_BJ[_numbers(len(values_BJ)), index_BW]

@@ -108,7 +108,7 @@ def sample(
       last_BW = sampler.take(numbers)(scores_BWV, hash32.fold(keys_BW[numbers], time))
       logits_BW = np.take_along_axis(logits_BWV, last_BW[:, :, np.newaxis], axis=2)[:, :, 0]
       del logits_BWV, scores_BWV  # a view, which may not be held by the next step
-      log_probs_BW[numbers] += np.where(live_BW, logits_BW - search.results(decoder, 'log_z', keys_BW.shape[1]), 0)
+      log_probs_BW[numbers] += np.where(live_BW, logits_BW - search.log_z(decoder, keys_BW.shape[1]), 0)
     ids_BWT[numbers, :, time] = np.where(live_BW, last_BW, PAD)
     lengths_BW[numbers] += live_BW
     live_BW = live_BW & (last_BW != EOS) & (time + 1 < limits_BW[numbers])

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.addons.engine.flat_cache import FlatCache, Prompt
-from lingvo_moe.addons.engine.numpy_beam import Beam, BeamValues, NextSymbols
-from lingvo_moe.addons.engine.stages import CONTINUATIONS, RESULTS, StagedGraph
+from lingvo_moe.addons.engine.numpy_beam import Beam, BeamValues, NextSymbols, likeliest
+from lingvo_moe.addons.engine.stages import CONTINUATIONS, OF_BEAM, StagedGraph
 from lingvo_moe.text.beam import Continuations, Finished
 from lingvo_moe.text.constraints import NEG_INF, Constraints
 from lingvo_moe.text.repetition import Repetition
@@ -118,13 +118,12 @@ def _greedy(decoder, memory, max_lengths_B, values, prompt, begin, given) -> Fin
     if time < len(given):
       last_B, costs_B = np.full_like(last_B, given[time]), np.float32(0)
     else:
-      best_BJ, symbols_BJ, log_z_B = (results(decoder, name, 1)[:, 0] for name in ('best', 'symbols', 'log_z'))
-      best_BJ = np.where((symbols_BJ == PAD) | (symbols_BJ == BOS), NEG_INF, best_BJ)
-      at_B, all_B = best_BJ.argmax(axis=1), np.arange(len(numbers))
+      logits_BV, log_z_B = results(decoder, 'logits', 1)[:, 0], log_z(decoder, 1)[:, 0]
+      logits_BV[:, PAD] = logits_BV[:, BOS] = NEG_INF
       must_end_B = time + 1 >= max_lengths_B[numbers]
-      last_B = np.where(must_end_B, EOS, symbols_BJ[all_B, at_B])
-      costs_B = np.where(must_end_B, results(decoder, 'logits', 1)[:, 0, EOS], best_BJ[all_B, at_B]) - log_z_B
-      del symbols_BJ, log_z_B  # views, of which none may be held by the next step
+      last_B = np.where(must_end_B, EOS, logits_BV.argmax(axis=1).astype(np.int32))
+      costs_B = logits_BV[np.arange(len(numbers)), last_B] - log_z_B
+      del logits_BV  # a view, which may not be held by the next step
     ids_BT[numbers[live_B], time] = last_B[live_B]
     log_probs_B[numbers[live_B]] += np.minimum(costs_B, 0)[live_B] if time >= len(given) else 0
     live_B = live_B & (last_B != EOS)
@@ -162,7 +161,7 @@ def score(
     cache.run(last_B[:, np.newaxis], time, live_B1)
     logit_B = results(decoder, 'logits', 1)[np.arange(len(numbers)), 0, labels_BT[numbers, time]]
     if time >= given:
-      log_probs_B[numbers] += (logit_B - results(decoder, 'log_z', 1)[:, 0]) * live_B1[:, 0]
+      log_probs_B[numbers] += (logit_B - log_z(decoder, 1)[:, 0]) * live_B1[:, 0]
     cache.follow(np.zeros([len(numbers), 1], np.intp), live_B1)
   return log_probs_B
 
@@ -173,6 +172,15 @@ def results(decoder: StagedGraph, name: str, width: int) -> np.ndarray:
   return result.reshape(-1, decoder.shapes['ids'][1], *result.shape[1:])[:, :width]
 
 
+def log_z(decoder: StagedGraph, width: int) -> np.ndarray:
+  """Logarithm of the sum of exp of all logits of the first `width` hypotheses of each row, [B, W]."""
+  if 'log_z' in decoder.outputs:
+    return results(decoder, 'log_z', width).copy()
+  logits_FV = decoder.output('logits')  # of one hypothesis a row
+  best = np.arange(len(logits_FV)), logits_FV.argmax(axis=1)  # whose probability is not too small for a float
+  return (logits_FV[best] - np.log(decoder.output('probs')[best]))[:, np.newaxis]
+
+
 def _continuations(decoder: StagedGraph, width: int) -> Continuations:
   """The 2 W best continuations of each row, of its first W hypotheses; views, not to be held by the next step."""
   log_probs_BJ, symbols_BJ, parents_BJ = (decoder.output(name)[:, : 2 * width] for name in CONTINUATIONS)
@@ -181,7 +189,12 @@ def _continuations(decoder: StagedGraph, width: int) -> Continuations:
 
 def _next_symbols(decoder: StagedGraph, width: int, given: int | None = None) -> NextSymbols:
   """Scores of the next symbols of `width` hypotheses, as `results`. A symbol that is given has probability 1."""
-  best_BWJ, symbols_BWJ, log_z_BW, logits_BWV = (results(decoder, name, width) for name in RESULTS)
+  if OF_BEAM[0] in decoder.outputs:
+    best_BWJ, symbols_BWJ, log_z_BW, logits_BWV = (results(decoder, name, width) for name in OF_BEAM)
+  else:
+    logits_BWV, log_z_BW = results(decoder, 'logits', width), log_z(decoder, width)
+    symbols_BWJ = likeliest(logits_BWV, 2 * width + 3)
+    best_BWJ = np.take_along_axis(logits_BWV, symbols_BWJ, axis=2)
   next_symbols = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW, logits_BWV)
   return next_symbols if given is None else next_symbols.forced(given)
 

@@ -19,8 +19,9 @@ from lingvo_moe.core.errors import UserError
 # Outputs of a stage, [G, S, M], [G, S, R] twice and [B, T, M], and inputs of the next.
 TO_EXPERTS = ('to_tokens', 'to_experts', 'to_weights', 'to_residual')
 FROM_EXPERTS = ('from_experts', 'from_residual')
-# Outputs of a decoder, [F, ...] of all hypotheses; those of a beam of 2 or more, [B, 2 W], of rows.
-RESULTS = ('best', 'symbols', 'log_z', 'logits')
+# Outputs of a decoder of one hypothesis a row, [F, V]; of a beam, [F, ...] of all hypotheses, and [B, 2 W] of rows.
+OF_ONE = ('logits', 'probs')
+OF_BEAM = ('best', 'symbols', 'log_z', 'logits')
 CONTINUATIONS = ('next_log_probs', 'next_symbols', 'next_parents')
 
 
@@ -63,7 +64,7 @@ def check(folder: str, name: str, decoder: StagedGraph, other: StagedGraph, widt
   wrong = {
     'its inputs are others': not {'ids', 'live', 'mask', *(['log_probs'] if width > 1 else [])} <= {*decoder.shapes}
     or not new,
-    'its results are others': not {*RESULTS, *(CONTINUATIONS if width > 1 else ())} <= {*output_shapes}
+    'its results are others': not {*((*OF_BEAM, *CONTINUATIONS) if width > 1 else OF_ONE)} <= {*output_shapes}
     or not _alike(new, results),
     f'it has no {width} hypotheses': decoder.shapes.get('ids', ())[1:] != (width,),
     f'it has no {symbols} symbols': math.prod(output_shapes.get('logits', ())[1:]) != symbols,

@@ -565,6 +565,13 @@ def test_best_symbols_are_those_of_all_the_vocabulary_the_first_of_equal_ones_fi
   np.testing.assert_array_equal(found['logits'], logits_FV)
 
 
+@pytest.mark.parametrize('count', [1, 5, 97])
+def test_the_likeliest_symbols_of_numpy_are_those_of_tensorflow_the_first_of_equal_ones_first(count):
+  logits_BWV = np.random.default_rng(count).integers(-9, 9, [3, 2, 97]).astype(np.float32)
+  np.testing.assert_array_equal(numpy_beam.likeliest(logits_BWV, count), tf.math.top_k(logits_BWV, count)[1])
+  assert numpy_beam.likeliest(logits_BWV, 99).shape == (3, 2, 97)
+
+
 @pytest.mark.parametrize('width', [2, 3, 4])
 def test_the_graph_finds_the_continuations_that_numpy_finds(width):
   rng, rows = np.random.default_rng(width), 7

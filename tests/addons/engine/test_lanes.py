@@ -27,6 +27,8 @@ def test_texts_of_two_lanes_are_divided_evenly_the_longest_first_and_few_are_one
   assert first[0] == 2 and len(first) == len(second) == 8 and second[-2:] == [16, 0]
   assert of(1, [*lengths, 4], 1000) == [[*first, *second]]
   assert [len(batch) for batch in of(2, [10] * 20, 100)] == [5] * 4  # half of the tokens for each lane
+  assert [len(batch) for batch in of(1, [10] * 120, 2048)] == [51, 51, 18]  # 512 tokens
+  assert [len(batch) for batch in of(1, [64] * 40, 2048)] == [16, 16, 8]  # or 16 rows
   assert of(2, [500, 2], 100) == [[0], [1]] and of(2, [0, 0], 100) == []
 
 

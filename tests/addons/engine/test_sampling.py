@@ -35,9 +35,9 @@ class Cache:
 def drawn(monkeypatch):
   """Function that draws two rows, the first of two symbols, with temperatures of each: ids by row."""
   monkeypatch.setattr(numpy_sampling, 'FlatCache', Cache)
-  values_of = {'logits': LOGITS_V, 'log_z': np.float32(0)}
-  results = lambda decoder, name, width: np.tile(values_of[name], [decoder.rows, width, *[1] * values_of[name].ndim])
-  monkeypatch.setattr(numpy_sampling.search, 'results', results)
+  logits = lambda decoder, name, width: np.tile(LOGITS_V, [decoder.rows, width, 1])
+  monkeypatch.setattr(numpy_sampling.search, 'results', logits)
+  monkeypatch.setattr(numpy_sampling.search, 'log_z', lambda decoder, width: np.zeros([decoder.rows, width], np.float32))
 
   def draw(temperatures, watch=None):
     decoder = types.SimpleNamespace(rows=2)
