@@ -37,7 +37,9 @@ def drawn(monkeypatch):
   monkeypatch.setattr(numpy_sampling, 'FlatCache', Cache)
   logits = lambda decoder, name, width: np.tile(LOGITS_V, [decoder.rows, width, 1])
   monkeypatch.setattr(numpy_sampling.search, 'results', logits)
-  monkeypatch.setattr(numpy_sampling.search, 'log_z', lambda decoder, width: np.zeros([decoder.rows, width], np.float32))
+  monkeypatch.setattr(
+    numpy_sampling.search, 'log_z', lambda decoder, width: np.zeros([decoder.rows, width], np.float32)
+  )
 
   def draw(temperatures, watch=None):
     decoder = types.SimpleNamespace(rows=2)
