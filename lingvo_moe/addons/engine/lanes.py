@@ -39,7 +39,7 @@ class Lanes:
     self._experts = functools.cache(lambda path: stages.ExportedExperts(path, max(1, threads // _LANES)))
 
   def batches(self, lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Numbers of the texts that have a length, longest first, in batches: no more tokens with padding in all lanes."""
+    """Numbers of the texts that have a length, longest first, in batches of at most `tokens`, padding included."""
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     lanes = min(_LANES, self._threads) if len(order) >= _LEAST_ROWS else 1
     most, made_batches = -(-len(order) // lanes), []
