@@ -3,10 +3,12 @@
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import os
 import pathlib
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -75,13 +77,21 @@ def _limit_threads() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seeds() -> None:
+def _seeds(request: pytest.FixtureRequest) -> None:
   """The same random numbers in every run and in any order of tests."""
-  import tensorflow as tf
-
   random.seed(0)
   np.random.seed(0)
-  tf.random.set_seed(0)
+  if _draws_by_tensorflow(request.path):
+    import tensorflow as tf
+
+    # Frees all kernels: programs that other tests call as well would be made ready anew, a seventh of their time.
+    tf.random.set_seed(0)
+
+
+@functools.cache
+def _draws_by_tensorflow(path: pathlib.Path) -> bool:
+  """Whether tests of a file draw from TensorFlow's generator; the package draws by keys alone."""
+  return bool(re.search(r'tf\.random\.(?!stateless)', path.read_text(encoding='utf-8')))
 
 
 @pytest.fixture(autouse=True)
