@@ -18,9 +18,9 @@ import numpy as np
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.text.constraints import NEG_INF
 
-ROOM = (
-  16  # cells by which rows grow, at least: a new size costs copies, and a larger one costs attention to unused cells
-)
+# Cells by which rows grow, at least, and a quarter of those there are: a new size costs copies, and a larger one costs
+# attention to unused cells.
+ROOM = 16
 # Cells of all rows that are there from the beginning: fewer sentences then seldom grow.
 _FIRST = 40
 _ENDED = 0.3  # share of ended rows that leave: those that stay take time, and leaving costs copies of the others
@@ -96,6 +96,7 @@ class FlatCache:
 
   def _resize(self, kept: dict[str, np.ndarray], cells: int, least: int) -> None:
     """Gives the decoder's inputs `least` cells or more behind the `cells` there are, and writes keys and values."""
+    least = max(least, cells * 5 // 4)
     room = max(cells, min(-(-least // ROOM) * ROOM, self._most))
     present = self._graph.sizes.get('mask', (0, 0, 0))[2]
     if room <= present <= min(2 * room, self._most) and self._shapes(present) == self._graph.sizes:
