@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -36,6 +37,7 @@ SIZES = (
   'residual_dropout=0.1',
   'packing=True',
 )
+FALLING = ('schedule=warmup_linear', 'warmup_steps=1', 'learning_rate=4e-5')
 # None in place of a module is an ImportError for whoever imports it.
 ALONE = (
   'import runpy, sys; sys.modules.update(tensorflow=None, lingvo_moe=None); sys.path.insert(0, "."); '
@@ -77,12 +79,13 @@ def assert_trained_alike(logdir, other, step):
 
 @pytest.fixture(scope='module')
 def root(tmp_path_factory, one_trace):
-  """Folder of a corpus and of the runs 'here', trained to step 3, and 'begun', at step 0."""
+  """Folder of a corpus and of the runs 'here' and 'longer', trained to step 3, and 'begun', at step 0."""
   root = tmp_path_factory.mktemp('elsewhere')
   (root / 'corpus').mkdir()
   corpus = reversed_corpus.write(root / 'corpus', held_out=8)
   train(corpus, root / 'here', 3)
-  train(corpus, root / 'begun', 0)
+  shutil.copytree(root / 'here', root / 'longer')
+  train(corpus, root / 'begun', 0, *FALLING)
   return root
 
 
@@ -92,7 +95,8 @@ def elsewhere(folder, *arguments):
   )
 
 
-def test_a_run_that_begins_is_trained_elsewhere_to_the_same_state(root):
+def test_a_run_that_begins_is_trained_elsewhere_to_the_same_state_at_a_rate_that_falls_to_0_at_its_end(root):
+  train(root / 'corpus', root / 'whole', 3, *FALLING)
   tool(f'--logdir={root}/begun', f'--out={root}/export', '--steps=3', check=True)
   assert not (root / 'export' / 'state.npz').exists()
   done = elsewhere(root / 'export', '--keep=1')
@@ -101,8 +105,10 @@ def test_a_run_that_begins_is_trained_elsewhere_to_the_same_state(root):
   checkpoints = RunDir(f'{root}/begun').checkpoints()
   assert checkpoints.steps() == [0, 1, 2, 3]
   assert [checkpoints.evaluation(step) is not None for step in (1, 2, 3)] == [False, True, True]
+  moved = lambda step, name='encoder/layer_00/attention/wq': state_of(root / 'begun', step)[name]
+  assert np.abs(moved(3) - moved(2)).max() > 0  # the last rate is a third of the first
   (root / 'begun' / 'checkpoints' / 'step_00000001').rename(root / 'kept')
-  assert_trained_alike(root / 'begun', root / 'here', 3)
+  assert_trained_alike(root / 'begun', root / 'whole', 3)
   (root / 'cut').mkdir()
   (root / 'cut' / 'state_00000007.npz').write_bytes((root / 'export' / 'state_00000003.npz').read_bytes()[:999])
   cut = tool(f'--logdir={root}/begun', f'--take={root}/cut')
@@ -118,24 +124,11 @@ def test_a_run_goes_on_elsewhere_is_killed_there_and_comes_back(root):
   assert done.returncode == 0 and 'going on from step 4, state_00000004.npz' in done.stdout, done.stderr
   tool(f'--logdir={root}/here', f'--take={root}/later', check=True)
   train(root / 'corpus', root / 'here', 8)
-  train(root / 'corpus', root / 'longer', 3)
   train(root / 'corpus', root / 'longer', 6)
   train(root / 'corpus', root / 'longer', 8)
   assert_trained_alike(root / 'here', root / 'longer', 8)
   best = [RunDir(str(root / name)).checkpoints().best() for name in ('here', 'longer')]
   assert best[0].step == best[1].step
-
-
-def test_a_rate_that_falls_to_0_at_the_end_of_a_run_falls_to_it_at_the_end_of_an_export(root):
-  linear = ('schedule=warmup_linear', 'warmup_steps=1', 'learning_rate=4e-5')
-  train(root / 'corpus', root / 'whole', 3, *linear)
-  train(root / 'corpus', root / 'falls', 0, *linear)
-  tool(f'--logdir={root}/falls', f'--out={root}/fall', '--steps=3', check=True)
-  assert elsewhere(root / 'fall').returncode == 0
-  tool(f'--logdir={root}/falls', f'--take={root}/fall', check=True)
-  assert_trained_alike(root / 'falls', root / 'whole', 3)
-  moved = lambda step, name='encoder/layer_00/attention/wq': state_of(root / 'falls', step)[name]
-  assert np.abs(moved(3) - moved(2)).max() > 0  # the last rate is a third of the first
 
 
 def test_training_elsewhere_keeps_the_best_and_ends_when_it_has_no_patience_left(tmp_path, monkeypatch):

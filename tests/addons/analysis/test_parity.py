@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 
 import forks
@@ -55,7 +54,7 @@ DROPLESS = {'capacity_factor': None, 'round_capacity_factor': 0.5}  # in several
 MODELS['dropless'] = dataclasses.replace(LANGUAGE, **DROPLESS)
 OF_SWITCH = {'gate': 'switch', 'init_scale': 0.1, 'router_jitter': 0.1}
 REGULARISERS = {'expert_dropout': 0.3, 'ffn_dropout': 0.2, 'expert_output_masking': 0.1, 'router_z_loss_weight': 0.01}
-MODELS['regularised'] = dataclasses.replace(MOE, **OF_SWITCH, **REGULARISERS, experts_in='encoder')
+MODELS['regularised'] = dataclasses.replace(LANGUAGE, num_layers=2, moe_every=2, **OF_SWITCH, **REGULARISERS)
 MODELS['bfloat16 router'] = dataclasses.replace(LANGUAGE, **OF_SWITCH, router_dtype='bfloat16')
 MODELS['scanned, kept'] = dataclasses.replace(SCANNED, remat='none', dispatch='einsum')
 GATES = {
@@ -70,6 +69,7 @@ GATES = {
 MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, changed in GATES.items()}
 LOSS_FREE = {'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'aux_loss_weight': 0.0}
 MODELS['loss-free'] = dataclasses.replace(LANGUAGE, gate='top_k', groups_of_experts=4, chosen_groups=2, **LOSS_FREE)
+MODELS['loss-free in rounds'] = dataclasses.replace(MODELS['loss-free'], **DROPLESS)
 MODELS['loss-free, scanned'] = dataclasses.replace(SCANNED, gate='top_k', **LOSS_FREE)
 MODELS['balanced over the batch'] = dataclasses.replace(LANGUAGE_SCANNED, balance_over='batch', aux_loss_weight=0.5)
 MODELS['recurrent'] = registry.get('lm.moe_lstm.Tiny')(vocab_size=60, max_new_tokens=8)
@@ -85,7 +85,7 @@ MODELS['shared heads, scanned'] = dataclasses.replace(
 MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, **DROPLESS)
 # Plain TensorFlow is the one device of these, for which nothing is compiled; it agrees with a mesh of one.
 PLAIN = ('moe', 'dense', 'language', 'dense language', 'shared heads, scanned', 'dropless', 'regularised', 'loss-free')
-PLAIN += ('bfloat16 router',)
+PLAIN += ('bfloat16 router', 'balanced over the batch', 'loss-free in rounds')
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def slowly(*cases):
   return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-# data:2,expert:2 is fast below: of 'moe' with split_dense, and of others.
+# data:2,expert:2 is fast below, of a language model.
 @pytest.mark.parametrize(
   'model, mesh',
   [
@@ -117,13 +117,16 @@ def test_every_mesh_agrees_with_one_device(model, mesh):
   assert_agree(model, mesh)
 
 
-@pytest.mark.parametrize('model', ['language in micro-batches', *slowly(('language',), ('moe',), ('dense',))])
+@pytest.mark.parametrize('model', ['language', *slowly(('language in micro-batches',), ('moe',), ('dense',))])
 def test_plain_tensorflow_agrees_with_a_mesh_of_one_device(model):
   assert_agree(model, '')
 
 
-def test_query_heads_that_share_fewer_heads_than_there_are_devices_are_split():
-  assert_agree('shared heads, scanned', 'model:4')
+@pytest.mark.parametrize(
+  'mesh, split_update', [('data:2,model:4', True), pytest.param('model:4', False, marks=pytest.mark.slow)]
+)
+def test_query_heads_that_share_fewer_heads_than_there_are_devices_are_split(mesh, split_update):
+  assert_agree('shared heads, scanned', mesh, split_update=split_update)
 
 
 @pytest.mark.slow
@@ -134,16 +137,23 @@ def test_all_to_alls_in_two_levels_and_in_chunks_agree_and_are_twice_as_many(mod
   assert row.collectives['all-to-all'] == 2 * 4 * 2
 
 
-@pytest.mark.parametrize('model', ['language', 'language by einsum'])
-def test_either_dispatch_agrees_and_has_as_many_all_to_alls(model):
-  row = parity.compare(observed('language', ''), observed(model, 'expert:4'))
+@pytest.mark.parametrize(
+  'model, mesh, split_dense', [('language', 'expert:4', False), ('language by einsum', 'data:2,expert:2', True)]
+)
+def test_either_dispatch_agrees_and_has_as_many_all_to_alls_whether_or_not_dense_weights_are_split(
+  model, mesh, split_dense
+):
+  row = parity.compare(observed('language', ''), observed(model, mesh, split_dense))
   assert row.agrees(1e-5), row
   assert row.collectives['all-to-all'] == 4  # two forward and two backward
 
 
-@pytest.mark.parametrize('mesh', ['expert:4', pytest.param('data:2,expert:2', marks=pytest.mark.slow)])
-def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
-  row = assert_agree('dropless', mesh)
+@pytest.mark.parametrize(
+  'model, mesh',
+  [('loss-free in rounds', 'expert:4'), *slowly(('dropless', 'expert:4'), ('dropless', 'data:2,expert:2'))],
+)
+def test_dropless_training_in_rounds_agrees_with_one_device(model, mesh):
+  row = assert_agree(model, mesh)
   # In the loops over rounds: two AllToAlls forward, and going back two to make that again and two of the gradient.
   assert row.collectives['all-to-all'] == 6
 
@@ -154,13 +164,10 @@ def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
   assert max(row.objective, row.gradients, row.slots) <= 1e-5
 
 
-@pytest.mark.parametrize(
-  'model, mesh',
-  [
-    ('loss-free', 'data:2,expert:2'),
-    *slowly(*itertools.product(['loss-free', 'loss-free, scanned'], ['', 'expert:4', 'data:2,model:2'])),
-  ],
-)
+# Those that balance experts in rounds are fast above.
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', ['', 'expert:4', 'data:2,expert:2', 'data:2,model:2'])
+@pytest.mark.parametrize('model', ['loss-free', 'loss-free, scanned'])
 def test_biases_that_balance_experts_agree_with_one_device(model, mesh):
   assert_agree(model, mesh)
 
@@ -233,16 +240,16 @@ def test_evaluation_and_scores_in_rounds_are_those_of_the_local_runtime(model):
   np.testing.assert_allclose(same_scores, scores, rtol=1e-5)
 
 
-def test_dense_weights_may_be_split():
+@pytest.mark.slow
+def test_dense_weights_of_a_translation_model_may_be_split():
   assert_agree('moe', 'data:2,expert:2', split_dense=True)
 
 
+# Of one with shared heads it is fast above.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model, mesh',
-  [
-    ('dense language', 'data:2,expert:2'),
-    *slowly(('moe', 'data:2,expert:2'), ('moe', 'expert:2'), ('dense', 'data:2')),
-  ],
+  [('dense language', 'data:2,expert:2'), ('moe', 'data:2,expert:2'), ('moe', 'expert:2'), ('dense', 'data:2')],
 )
 def test_the_update_may_be_split(model, mesh):
   assert_agree(model, mesh, split_update=True)
