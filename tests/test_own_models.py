@@ -15,6 +15,7 @@ from lingvo_moe.core.errors import UserError
 FILES = pathlib.Path(__file__).parent / 'data' / 'own'
 LINGVO_MOE = ['-m', 'lingvo_moe.cli.commands.main']
 SIZES = ['source_vocab_size=296', 'target_vocab_size=296', 'max_length=16', 'encoder_layers=1', 'decoder_layers=1']
+SIZES += ['experts_in=decoder']
 SIZES = [
   f'--set={value}' for value in ('pairs=de-en', *SIZES, 'moe_every=1', 'model_dim=16', 'ff_dim=16', 'eval_every=2')
 ]
@@ -96,10 +97,10 @@ def test_python_loads_a_run_by_imports(folder):
 
 
 @pytest.mark.compiled
-@pytest.mark.slow  # tests/test_packaging.py types both commands with all parts of the page on models
+@pytest.mark.slow  # tests/addons/analysis has both commands with models of the package
 def test_meshes_agree_with_one_device_and_every_tensor_is_split(folder):
   own = ['--import=harbour.py', '--model=harbour.Tiny', '--set=encoder_layers=1', '--set=decoder_layers=1']
-  own += ['--set=moe_every=1']
+  own += ['--set=moe_every=1', '--set=experts_in=decoder']
   done = lingvo_moe_in(folder, 'parity', *own, '--meshes=expert:2,data:2', timeout=600)
   assert done.returncode == 0 and 'all agree with one device' in done.stdout, done.stdout + done.stderr
   done = lingvo_moe_in(folder, 'lint', *own, '--mesh=data:2,expert:2', timeout=600)

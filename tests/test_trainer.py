@@ -38,6 +38,7 @@ BINDINGS = [
   'Tiny.encoder_layers = 1',
   'Tiny.decoder_layers = 1',
   'Tiny.moe_every = 1',
+  'Tiny.num_experts = 4',
   'Tiny.max_length = 32',
 ]
 
@@ -122,11 +123,11 @@ def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
   assert [(line['step'], line['steps']) for line in loads] == [(step, 1) for step in range(1, 9)]
   for line, load in zip(steps, loads, strict=True):
     for layer, load_E in load['choices'].items():
-      assert len(load_E) == 8 and max(load_E) / np.mean(load_E) == pytest.approx(line[f'moe/{layer}/largest_load'])
+      assert len(load_E) == 4 and max(load_E) / np.mean(load_E) == pytest.approx(line[f'moe/{layer}/largest_load'])
   dev = json.loads((whole / 'dev_routing.json').read_text())
   assert dev['step'] == 8 and dev['subsets'] == ['xx-en']
   by_pair = np.array(dev['choices']['encoder/layer_00'])
-  assert by_pair.shape == (1, 8) and by_pair.sum() % 2 == 0 < by_pair.sum()  # two experts a token
+  assert by_pair.shape == (1, 4) and by_pair.sum() % 2 == 0 < by_pair.sum()  # two experts a token
   (environment,) = [json_files.parse(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
   assert environment['step'] == 0 and environment['software']['tensorflow'] == tf.__version__
   assert environment['examples'] == {'xx-en': (steps and environment['examples']['xx-en']) or 0}
@@ -152,16 +153,19 @@ def test_the_dev_loss_of_the_only_pair_is_the_dev_loss(whole):
 
 
 @pytest.mark.compiled
-def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, tmp_path):
-  stacks = [f'Tiny.{name} = 2' for name in ('encoder_layers', 'decoder_layers', 'moe_every')]
-  assert train(corpus, tmp_path / 'whole', 6, stacks) is None
-  assert train(corpus, tmp_path / 'scanned', 3, stacks) is None
-  scanned = ['Tiny.scan_layers = True', 'Tiny.remat = "block"', 'Tiny.micro_batches = 2']
-  assert train(corpus, tmp_path / 'scanned', 6, stacks + scanned) is None
+def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(tmp_path):
+  for name in ('train', 'dev'):  # of a language model, which has one stack to trace
+    (tmp_path / f'{name}.txt').write_text(''.join(f'{i} and {i + 1} make {2 * i + 1}.\n' for i in range(30)))
+  sizes = ['Tiny.num_layers = 2', 'Tiny.num_experts = 4', 'Tiny.eval_every = 100']
+  run = functools.partial(train, tmp_path, model='lm.shakespeare.Tiny', gin_bindings=sizes)
+  assert run(tmp_path / 'whole', 2) is None
+  shutil.copytree(tmp_path / 'whole', tmp_path / 'scanned')
+  assert run(tmp_path / 'whole', 4) is None
+  assert run(tmp_path / 'scanned', 4, set=['scan_layers=True', 'remat=block', 'micro_batches=2']) is None
   (steps, got), (expected_steps, expected) = (zip(*losses(tmp_path / name)) for name in ('scanned', 'whole'))
-  assert steps == expected_steps
+  assert steps == expected_steps == (1, 2, 3, 4)
   np.testing.assert_allclose(got, expected, rtol=1e-4)
-  assert tensors(tmp_path / 'scanned', 6).keys() == tensors(tmp_path / 'whole', 6).keys()
+  assert tensors(tmp_path / 'scanned', 4).keys() == tensors(tmp_path / 'whole', 4).keys()
 
 
 def test_the_event_file_holds_the_same_scalars(whole):
@@ -471,14 +475,14 @@ def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, c
     tmp_path,
     0,
     [
-      'Tiny.num_experts = 4',
+      'Tiny.num_experts = 2',
       f'Tiny.source_vocab = "{whole}/vocab/source.model"',
       f'Tiny.target_vocab = "{whole}/vocab/target.model"',
     ],
     init_from=str(whole),
   )
   told = capsys.readouterr().err
-  assert 'not taken: encoder/layer_00/moe/wi has shape (8, 32, 64) there, (4, 32, 64) here' in told
+  assert 'not taken: encoder/layer_00/moe/wi has shape (4, 32, 64) there, (2, 32, 64) here' in told
   assert f'weights taken from {whole}/checkpoints/step_' in told
 
 

@@ -15,6 +15,7 @@ from lingvo_moe.config import registry
 
 TOOL = pathlib.Path(__file__).parents[2] / 'tools' / 'bench.py'
 FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
+LAYERS = ('--gin_bindings=Tiny.encoder_layers = 1', '--gin_bindings=Tiny.decoder_layers = 1')
 
 
 def tool(*args):
@@ -46,7 +47,13 @@ def test_a_language_model_is_timed_in_training_alone():
   assert done.returncode and 'Traceback' not in done.stderr
   assert '--what=decode is of translation models; saw --model=lm.shakespeare.Tiny' in done.stderr
   done = tool(
-    *FLAGS, '--model=lm.shakespeare.Tiny', '--what=train', '--in_this_process', '--peak_gflop_per_s=50', '--calls=1'
+    *FLAGS,
+    '--model=lm.shakespeare.Tiny',
+    '--gin_bindings=Tiny.num_layers = 1',
+    '--what=train',
+    '--in_this_process',
+    '--peak_gflop_per_s=50',
+    '--calls=1',
   )
   assert done.returncode == 0 and 'tokens/s' in done.stdout, done.stderr
 
@@ -62,13 +69,16 @@ def test_everything_is_measured(tmp_path):
     '--in_this_process',
     '--peak_gflop_per_s=50',
     f'--data_dir={tmp_path}/data',
+    *LAYERS,
+    '--gin_bindings=Tiny.moe_every = 1',
+    '--gin_bindings=Tiny.experts_in = "decoder"',
     '--gin_bindings=Tiny.window = 64',
     f'--against={tmp_path}/earlier',
     f'--json={tmp_path}/out',
   )
   assert done.returncode == 0, done.stderr
   train, decode, latency, einsum, gather, grouped, text, *beams = records(tmp_path / 'out')
-  config = registry.get('mt.bench_s.Tiny')()
+  config = registry.get('mt.bench_s.Tiny')(encoder_layers=1, decoder_layers=1, moe_every=1, experts_in='decoder')
   assert train['flops'] == sum(flops.train_step(config).values())
   assert train['gflop_per_s'] == pytest.approx(train['flops'] / train['median_s'] / 1e9, abs=1e-3)
   assert train['share_of_peak'] == pytest.approx(train['gflop_per_s'] / 50, abs=1e-4)
@@ -97,7 +107,7 @@ def write_corpus(folder):
 
 def test_engines_are_timed_in_turn_on_one_model(tmp_path):
   engines = ['litert_int8', 'ctranslate2_float32']
-  sizes = ('--gin_bindings=Tiny.num_experts = 0', '--rounds=2', '--what=latency', f'--json={tmp_path}/out')
+  sizes = (*LAYERS, '--gin_bindings=Tiny.num_experts = 0', '--rounds=2', '--what=latency', f'--json={tmp_path}/out')
   done = tool(*FLAGS, *sizes, f'--engine={",".join(engines)}')
   assert done.returncode == 0, done.stderr
   found = records(tmp_path / 'out')

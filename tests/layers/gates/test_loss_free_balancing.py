@@ -17,6 +17,7 @@ from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.task import task_of
 
 LOSS_FREE = {'gate': 'top_k', 'router_score': 'sigmoid', 'router_bias_update_rate': 0.01, 'aux_loss_weight': 0.0}
 
@@ -159,8 +160,10 @@ def test_an_update_moves_a_bias_towards_the_mean_load_and_leaves_norm_and_slots_
   [(2.0, 1, 'adam'), (2.0, 2, 'adafactor'), (None, 1, 'adafactor'), (None, 2, 'adam')],
 )
 def test_runtimes_and_micro_batches_move_the_biases_alike(capacity_factor, micro_batches, optimizer):
-  config = tiny_config.make(**LOSS_FREE, optimizer=optimizer, capacity_factor=capacity_factor, num_groups=4, **DECODER)
-  batches = [random_batch(config, seed) for seed in range(2)]
+  sizes = {'vocab_size': 50, 'num_layers': 1, 'num_experts': 4, 'num_groups': 4, 'batch_tokens': 64}
+  values = LOSS_FREE | {'optimizer': optimizer, 'capacity_factor': capacity_factor}
+  config = registry.get('lm.shakespeare.Tiny')(**sizes, **values)
+  batches = [task_of(config).random_batch(seed) for seed in range(2)]
   program, state = config.program(), config.program().init()
   for batch in batches:
     state, _ = program.train_step(state, {name: tf.constant(x) for name, x in batch.items()})
