@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures('one_trace')
 
 MODEL = 'mt.cldr.Tiny'
 SIZES = ['source_vocab_size=282', 'target_vocab_size=280', 'encoder_layers=1', 'decoder_layers=1', 'moe_every=1']
+SIZES += ['experts_in=decoder']
 SCHEDULES = ('inverse_sqrt', 'warmup_inverse_sqrt', 'warmup_linear', 'cosine', 'wsd', 'constant')
 
 
@@ -57,7 +58,7 @@ def test_a_restart_keeps_what_the_run_was_given_and_says_what_changes(corpus, tm
   (tmp_path / 'a.gin').write_text('Tiny.log_every = 2\n')
   gin = [str(tmp_path / 'a.gin')]
   begin = dict(model=MODEL, data_dir=corpus, max_steps=4)
-  assert train(tmp_path / 'run', **begin, set=[*SIZES, *given], gin_file=gin) is None
+  assert train(tmp_path / 'run', **begin, set=[*SIZES, 'num_experts=2', *given], gin_file=gin) is None
   values = recorded(tmp_path / 'run')['values']
   capsys.readouterr()
   assert train(tmp_path / 'run', model=MODEL, max_steps=5) is None
