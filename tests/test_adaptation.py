@@ -25,13 +25,14 @@ from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 pytestmark = pytest.mark.usefixtures('one_trace')
 
 MODEL = tiny_config.MODEL
-SMALL = tiny_config.make(freeze='encoder, source_embedding')
+SMALL = tiny_config.make(freeze='encoder, source_embedding', num_experts=4)
 SIZES = (
   'Tiny.source_vocab_size = 500',
   'Tiny.target_vocab_size = 330',
   'Tiny.encoder_layers = 1',
   'Tiny.decoder_layers = 1',
   'Tiny.moe_every = 1',
+  'Tiny.num_experts = 4',
   'Tiny.eval_every = 1000',
   'Tiny.eval_sentences = 20',
   'Tiny.warmup_steps = 10',

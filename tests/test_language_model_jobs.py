@@ -26,7 +26,9 @@ def corpus(tmp_path_factory):
   return str(root)
 
 
-def train(path, corpus, steps, name=NAME, bindings=('Tiny.num_layers = 1', 'Tiny.eval_every = 3')):
+def train(
+  path, corpus, steps, name=NAME, bindings=('Tiny.num_layers = 1', 'Tiny.num_experts = 4', 'Tiny.eval_every = 3')
+):
   trainer.train(trainer.Options(model=name, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings))
   return records(f'{path}/train.jsonl')
 

@@ -30,7 +30,7 @@ from lingvo_moe.tasks.mt.mt_task import TranslationTask
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
-BASE = tiny_config.make(encoder_layers=2, num_groups=4, capacity_factor=None, second_choice='always')
+BASE = tiny_config.make(encoder_layers=2, num_experts=4, num_groups=4, capacity_factor=None, second_choice='always')
 CHANGES = {'lora_rank': 4, 'lora_matrices': 'wq,moe/w?,table', 'optimizer': 'adam', 'schedule': 'constant'}
 LORA = dataclasses.replace(BASE, **CHANGES, learning_rate=1e-2)
 SCANNED = {'scan_layers': True, 'remat': 'block'}
