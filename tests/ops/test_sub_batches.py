@@ -106,7 +106,7 @@ def test_rows_are_mapped_in_a_loop_whose_last_sub_batch_is_filled_up(rows, monke
   assert [(b.sub_batches, b.parallel_calls) for b in calls] == [(1, 1)]  # divided once
 
 
-STACK = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 6, num_groups=2), residual_dropout=0.1)
+STACK = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 3, num_groups=2), residual_dropout=0.1)
 ROWS, LENGTH, VOCABULARY = 4, 5, 15
 
 
