@@ -32,7 +32,7 @@ PROMPTS = ['1 and', '', 'a\nb \\n', '12 and 13 make', '7' * 40]  # windows have 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
   path = str(tmp_path_factory.mktemp('log'))
-  values = {'num_experts': 3, 'window': 16, 'num_kv_heads': 2, 'max_new_tokens': 12}
+  values = {'num_layers': 1, 'num_experts': 3, 'window': 16, 'num_kv_heads': 2, 'max_new_tokens': 12}
   config = RunDir(path).begin(MODEL, configuration.resolve(MODEL, **values))
   RunDir(path).checkpoints().save(untrained_run.state_of(config, 20, seed=1))
   return path
