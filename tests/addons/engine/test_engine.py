@@ -146,7 +146,7 @@ OF_REQUESTS = (
 
 @pytest.mark.parametrize('values', OF_REQUESTS, ids=lambda values: '-'.join(map(str, values.values())))
 def test_values_of_a_search_are_those_of_a_run_that_is_loaded_with_them(exact, toy_export, toy_run, values):
-  lines = [*LINES, *lines_of(20)]
+  lines = [*LINES, *lines_of(5)]
   with untraced():
     expected = lingvo_moe.load(toy_run.path, split_sentences='never', **values).translate(lines, n_best=1, scores=True)
   assert_same(exact.translate(lines, n_best=1, scores=True, **values), expected, 2e-5)
