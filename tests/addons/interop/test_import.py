@@ -402,8 +402,7 @@ def test_an_export_reads_every_weight_of_the_run_or_refuses(imported, tmp_path, 
   [
     ('marian', {}, [{}, LIMITS['both']]),
     ('switch', {}, [{}]),
-    ('t5', LIMITS['both'] | {'beam_size': 1}, [{}]),
-    ('t5_v1_1', {}, [LIMITS['both'] | {'search': 'sample'}]),
+    ('t5_v1_1', LIMITS['both'] | {'beam_size': 1}, [{}, {'search': 'sample'}]),
   ],
 )
 def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, of_export, of_call, tmp_path):
