@@ -97,7 +97,7 @@ def test_python_loads_a_run_by_imports(folder):
 
 
 @pytest.mark.compiled
-@pytest.mark.slow  # tests/test_packaging.py types both commands with all parts of the page on models
+@pytest.mark.slow  # tests/addons/analysis has both commands with models of the package
 def test_meshes_agree_with_one_device_and_every_tensor_is_split(folder):
   own = ['--import=harbour.py', '--model=harbour.Tiny', '--set=encoder_layers=1', '--set=decoder_layers=1']
   own += ['--set=moe_every=1', '--set=experts_in=decoder']

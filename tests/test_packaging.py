@@ -215,9 +215,12 @@ def test_versions_that_read_hostile_files_safely_are_the_least_that_are_installe
   assert f'sentencepiece>={least["sentencepiece"]}' in manifest.REQUIREMENTS
 
 
-@pytest.mark.compiled
-def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_path):
-  page = 'docs/add_a_model.md'
+PAGE = 'docs/add_a_model.md'
+
+
+@pytest.fixture
+def typed(wheel, tmp_path):
+  """Function that types the page's commands of these names, in an empty folder with a wheel."""
   folder = tmp_path / 'empty'
   wheel.extractall(tmp_path / 'site')
   command_file = tmp_path / 'bin' / 'lingvo-moe'
@@ -227,6 +230,7 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
     toy.write_corpus(folder / corpus)
   run = functools.partial(forks.run, cwd=folder, timeout=600, installed=tmp_path / 'site')
   shallow = [f'--set={field}=1' for field in ('encoder_layers', 'decoder_layers', 'moe_every')]
+  shallow += ['--set=experts_in=decoder']
   small = [
     *shallow,
     '--max_steps=1',
@@ -237,19 +241,36 @@ def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(wheel, tmp_
   ]
   small += ['--set=source_vocab_size=296', '--set=target_vocab_size=296', '--set=label_smoothing=0.0']
   assert run(['-c', 'print(__import__("lingvo_moe").__file__)']).stdout.startswith(str(tmp_path))
-  typed = []
-  for block in test_docs.fenced(page):
-    if path := test_docs.module_path(block.text):
-      (folder / path).write_text(block.text)
-    for command in test_docs.commands_of(block.text) if block.language == 'sh' else ():
-      assert command[0] == 'lingvo-moe'
-      more = {'train': small, 'parity': shallow, 'lint': shallow}.get(command[1], [])
-      if 'mt.multi30k.MoE8E' in ' '.join(command) and command[1] == 'train':
-        more = [*more, '--set=split_files=()']
-      done = run([command_file, *command[1:], *more], input='Ein Hund.\n')
-      assert done.returncode == 0, f'{command}: {done.stderr[-3000:]}'
-      typed.append(command[1])
-  assert typed == ['models', 'train', 'train', 'models', 'models', 'train', 'translate', 'parity', 'lint']
-  done = run([ROOT / 'tests' / 'test_docs.py', ROOT / page])
-  assert done.returncode == 0, done.stderr[-3000:]
+
+  def typed(*names):
+    said = []
+    for block in test_docs.fenced(PAGE):
+      if path := test_docs.module_path(block.text):
+        (folder / path).write_text(block.text)
+      for command in test_docs.commands_of(block.text) if block.language == 'sh' else ():
+        assert command[0] == 'lingvo-moe'
+        if command[1] in names:
+          more = {'train': small, 'parity': shallow, 'lint': shallow}.get(command[1], [])
+          if 'mt.multi30k.MoE8E' in ' '.join(command) and command[1] == 'train':
+            more = [*more, '--set=split_files=()']
+          done = run([command_file, *command[1:], *more], input='Ein Hund.\n')
+          assert done.returncode == 0, f'{command}: {done.stderr[-3000:]}'
+        said.append(command[1])
+    assert said == ['models', 'train', 'train', 'models', 'models', 'train', 'translate', 'parity', 'lint']
+    return run
+
+  yield typed
   assert not [*(tmp_path / 'site').rglob('harbour*')]
+
+
+@pytest.mark.compiled
+def test_the_page_on_models_is_typed_in_an_empty_folder_with_a_wheel(typed):
+  run = typed('models', 'train', 'translate')
+  done = run([ROOT / 'tests' / 'test_docs.py', ROOT / PAGE])
+  assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+def test_models_of_the_page_agree_on_meshes_and_every_tensor_is_split(typed):
+  typed('parity', 'lint')
