@@ -22,7 +22,7 @@ from lingvo_moe.ops import backend, cpu, remat
 from lingvo_moe.ops.cpu import grouped_ffn
 
 ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)
-EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
+EXPERTS = MoE(8, 12, num_experts=3, num_groups=2)
 ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
 DECODER = dataclasses.replace(ENCODER, cross_attention=True)
 DEEP = dataclasses.replace(DECODER, num_layers=4, residual_dropout=0.1)
