@@ -24,7 +24,7 @@ from lingvo_moe.tasks.task import task_of
 LINES = ['eno owt', 'eerht', 'net enin thgie', '', 'ruof evif xis neves', 'neves eno']
 WORDS = {'aa': ['one', 'two', 'three', 'four'], 'bb': ['five', 'six', 'seven'], 'cc': ['eight', 'nine', 'ten']}
 STEPS = 3
-SIZES = {'pairs': '', 'source_vocab_size': 290, 'num_experts': 8, 'gate': 'by_target', 'expert': 'swiglu'}
+SIZES = {'pairs': '', 'source_vocab_size': 290, 'num_experts': 4, 'gate': 'by_target', 'expert': 'swiglu'}
 SIZES |= {'max_length': 24, 'beam_size': 2}
 
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory):
   root = tmp_path_factory.mktemp('by_language')
   corpus = write_corpus(root / 'corpus', ['en-aa', 'en-bb', 'en-cc'])
   begun = untrained_run.begin(root, corpus, {}, **SIZES)
-  state = untrained_run.state_of(begun.load()[1], STEPS, seed=STEPS).state
+  state = untrained_run.state_of(begun.load()[1], STEPS, seed=2).state
   weights = {name: 4.0 * w if 'moe/w' in name else w for name, w in state['weights'].items()}
   begun.checkpoints().save(WholeState({**state, 'weights': weights}))
   begun.checkpoints().note_dev_loss(STEPS, 1.0)
@@ -62,13 +62,13 @@ def test_a_run_records_its_languages_and_the_ids_of_their_tags(run):
   assert [name for name, _ in config.gate_tasks] == ['aa', 'bb', 'cc']
   tags = task_of(config).vocabs[0]
   assert [ids for _, ids in config.gate_tasks] == [(tags.tag_id(language),) for language in WORDS]
-  assert config.program().weight_specs['encoder/layer_00/moe/gate'].shape == (3, 8)
+  assert config.program().weight_specs['encoder/layer_00/moe/gate'].shape == (3, 4)
   assert config.capacity_factor is None
 
 
 def test_a_corpus_of_one_language_uses_the_experts_of_one_task_and_it_is_said_once(tmp_path, capsys):
   corpus = write_corpus(tmp_path / 'corpus', ['en-aa'])
-  message = "gate='by_target' sees one task, aa: it uses 2 of 8 experts in each MoE layer\n"
+  message = "gate='by_target' sees one task, aa: it uses 2 of 4 experts in each MoE layer\n"
   one = untrained_run.begin(tmp_path, corpus, {3: 1.0}, **SIZES)
   assert capsys.readouterr().err.count(message) == 1
   name, config = one.load()
@@ -145,7 +145,7 @@ def test_an_export_for_the_engine_gives_the_texts_of_the_run(run, texts, tmp_pat
   said = capsys.readouterr().out
   if kept == ['bb']:
     assert f'language: {json.dumps(["bb", "en"])}' in (tmp_path / 'out' / 'README.md').read_text()
-    assert said.count(' of 8\n') == 2 and not list((tmp_path / 'out').glob('*experts*'))  # it is dense
+    assert said.count(' of 4\n') == 2 and not list((tmp_path / 'out').glob('*experts*'))  # it is dense
 
 
 def test_a_saved_model_of_one_language_gives_its_texts(run, texts, tmp_path):
