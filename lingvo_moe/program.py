@@ -6,8 +6,8 @@ variable, opens a file or names a device.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import tensorflow as tf
 
@@ -24,8 +24,6 @@ from lingvo_moe.optim import updates
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.schedule import Schedule
 from lingvo_moe.optim.updates import stored
-
-_ROWS = ' rows'  # numbers of the rows of a batch, beside its arrays, whose names are words
 
 State = dict[str, Any]
 Metrics = dict[str, Any]  # scalars, and nests of tensors specific to a model
@@ -145,7 +143,7 @@ class Program:
     tf.convert_to_tensor makes it a tensor.
     """
     weights = stored(weights, self.weight_specs)
-    batch = {**batch, _ROWS: tf.range(sizes(next(iter(batch.values())))[0])}
+    batch = _Numbered.of(batch)
     key = prng.key(self.seed, 'train', step)
     if self.micro_batches > 1 and xla_sharding.stages() == 1:  # a pipeline takes the whole batch
       return self._sum_over_micro_batches(weights, key, batch)
@@ -156,11 +154,11 @@ class Program:
 
   def _gradients(self, model, weights, key, batch, **totals):
     """Gradients and metrics of a batch, or of a part of one."""
-    batch, key_B = _rows_and_keys(batch, key)
+    arrays, key_B = batch.with_keys(key)
     trained = {name: weights[name] for name in self.trained_specs}
     with tf.GradientTape() as tape:
       tape.watch(list(trained.values()))
-      objective, metrics = model.loss(self.theta(weights), batch, key_B, **totals)
+      objective, metrics = model.loss(self.theta(weights), arrays, key_B, **totals)
     grads = dict(zip(trained, tape.gradient(objective, list(trained.values())), strict=True))
     grads = {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}
     return grads, {**metrics, 'objective': objective}
@@ -178,16 +176,16 @@ class Program:
 
   def _sum_over_micro_batches(self, weights, key, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
-    divided = {name: dealt(x, self.num_groups, self.micro_batches) for name, x in batch.items()}
+    divided = batch.map(lambda x: dealt(x, self.num_groups, self.micro_batches))
 
     def micro_batch(i):
-      return {name: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)) for name, x in divided.items()}
+      return divided.map(lambda x: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)))
 
-    totals = [self.model.totals(micro_batch(i)) for i in range(self.micro_batches)]
+    totals = [self.model.totals(micro_batch(i).arrays) for i in range(self.micro_batches)]
     totals = tf.nest.map_structure(lambda *values: tf.add_n(values), *totals)
     if moe.balances_batch(self.model):
       theta = self.theta(weights)
-      choices = lambda i: self.model.choices(theta, *_rows_and_keys(micro_batch(i), key))
+      choices = lambda i: self.model.choices(theta, *micro_batch(i).with_keys(key))
       none = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), results_of(lambda: choices(0)))
       add = lambda i, sums: [tf.nest.map_structure(tf.add, sums, choices(i))]
       totals |= counted(self.micro_batches, add, none, scope='')[0]
@@ -216,11 +214,11 @@ class Program:
 
   def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Metrics:
     """Metrics of the model for a batch, at inference."""
-    theta, parts = self.theta(weights), _parts(self.model, batch, training=False)
+    theta, parts = self.theta(weights), _parts(self.model, _Numbered.of(batch), training=False)
     if len(parts.batches) == 1:
       return self.model.loss(theta, batch)[1]
     with backend.use(dataclasses.replace(backend.current(), sub_batches=1)):
-      return joined([parts.model.loss(theta, part, totals=parts.totals)[1] for part in parts.batches])
+      return joined([parts.model.loss(theta, part.arrays, totals=parts.totals)[1] for part in parts.batches])
 
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
     """Nested weights for the model, adapters merged; weights that devices store in parts but use whole are gathered.
@@ -237,27 +235,40 @@ class Program:
       return weights_lib.unflatten(self.lora.merged(weights) if self.lora else weights)
 
 
-def _rows_and_keys(batch: Mapping[str, tf.Tensor], key: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-  """Arrays of a batch or of a part of it, and a random key for each row, which does not depend on the part."""
-  key_B = xla_sharding.shard(prng.fold(key, batch[_ROWS]), 'B')
-  return {name: x for name, x in batch.items() if name != _ROWS}, key_B
+class _Numbered(NamedTuple):
+  """Arrays of a batch, or of a part of it, and the numbers that its rows have in the batch."""
+
+  arrays: Mapping[str, tf.Tensor]
+  number_B: tf.Tensor
+
+  @classmethod
+  def of(cls, batch: Mapping[str, tf.Tensor]) -> Self:
+    return cls(batch, tf.range(sizes(next(iter(batch.values())))[0]))
+
+  def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> Self:
+    """A function of each array and of the numbers."""
+    return _Numbered({name: function(x) for name, x in self.arrays.items()}, function(self.number_B))
+
+  def with_keys(self, key: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+    """The arrays, and a random key for each row, which does not depend on the part."""
+    return self.arrays, xla_sharding.shard(prng.fold(key, self.number_B), 'B')
 
 
 class _Parts(NamedTuple):
   """Parts of a batch, the model of one, and the totals of all; or the batch alone, as its one part."""
 
-  batches: Sequence[Mapping[str, tf.Tensor]]
+  batches: Sequence[_Numbered]
   model: Model
   totals: Mapping[str, tf.Tensor]
 
 
-def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Parts:
+def _parts(model: Model, batch: _Numbered, training: bool) -> _Parts:
   """Parts of a batch, as many as the backend computes side by side, if the losses of the model add up over parts.
 
   In training they are whole groups. At inference groups make no difference to a token. No part is empty where the
   number of rows is known; a runtime sees to it where it is not.
   """
-  layers, rows = moe.layers_of(model), sizes(next(iter(batch.values())))[0]
+  layers, rows = moe.layers_of(model), sizes(batch.number_B)[0]
   count = backend.current().sub_batches if hasattr(model, 'totals') else 1
   if isinstance(rows, int):
     count = max(1, min(count, rows))
@@ -267,10 +278,10 @@ def _parts(model: Model, batch: Mapping[str, tf.Tensor], training: bool) -> _Par
     count = next(n for n in range(count, 0, -1) if all(layer.num_groups % n == 0 for layer in layers))
   if count == 1:
     return _Parts([batch], model, {})
-  divided = {name: row_parts(x, count) for name, x in batch.items()}
-  batches = [{name: x[i] for name, x in divided.items()} for i in range(count)]
+  divided = batch.map(lambda x: row_parts(x, count))
+  batches = [divided.map(lambda x, i=i: x[i]) for i in range(count)]
   model = moe.of_part(model, count if training else None)
-  totals = tf.nest.map_structure(lambda *x: tf.add_n(x), *map(model.totals, batches))
+  totals = tf.nest.map_structure(lambda *x: tf.add_n(x), *(model.totals(part.arrays) for part in batches))
   return _Parts(batches, model, totals)
 
 

@@ -21,8 +21,9 @@ from lingvo_moe.cli.model_flags import FileOptions
 from lingvo_moe.cli.options import flag
 from lingvo_moe.config import configuration, fields
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.inputs.feed import Feed
 from lingvo_moe.storage import files, log_directory
-from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
+from lingvo_moe.tasks.task import TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:

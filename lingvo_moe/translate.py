@@ -36,8 +36,8 @@ from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.run import process_group
+from lingvo_moe.search.request import TranslationRequest
 from lingvo_moe.text import sentences
-from lingvo_moe.text.request import TranslationRequest
 from lingvo_moe.text.text_model import Asked
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.

@@ -10,8 +10,8 @@ from lingvo_moe.core import prng, weights
 from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.tasks.lm import generation
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS
 from lingvo_moe.tasks.task import task_of
+from lingvo_moe.vocab.sentencepiece_vocab import BOS, EOS
 
 PROMPTS = [np.array([BOS]), np.array([BOS, 5, 6, 7, 8, 9, 4, 5, 6, 11]), np.array([BOS, 9, 4])]
 _BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}

@@ -3,8 +3,8 @@
 import threading
 from typing import NamedTuple
 
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.text.alignment import Alignment, Token
 from lingvo_moe.text.sentences import Plan
 from lingvo_moe.text.translator import Answers
 

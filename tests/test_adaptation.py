@@ -20,7 +20,7 @@ from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

@@ -31,7 +31,7 @@ def test_what_a_task_leaves_out_is_refused_in_words(toy):
   for call, words in (
     (lambda: task.choose_target('de'), 'this model has no target language; saw target=.de.: leave it out'),
     (lambda: task.router(None), 'Bytes has no routing by sentence'),
-    (task.text_function, 'Bytes is not exported: only models of translation are'),
+    (task.exports.text_function, 'Bytes is not exported: only models of translation are'),
     (task.random_batch, 'Bytes has no random batches to measure'),
     (lambda: task_lib.Translator().score([], []), 'this model scores no pairs: use lingvo-moe decode with --score'),
   ):

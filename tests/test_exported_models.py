@@ -17,11 +17,11 @@ import toy_run as toy
 
 import lingvo_moe
 from lingvo_moe import decoder
+from lingvo_moe.addons.export.text_search import TextSearch
 from lingvo_moe.cli.commands import export
 from lingvo_moe.config import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt.mt_input import TextInput
-from lingvo_moe.tasks.mt.text_search import TextSearch
+from lingvo_moe.inputs.mt_input import TextInput
 from lingvo_moe.tasks.task import task_of
 
 SENTENCES = [source for source, _ in toy.sentences()]
@@ -220,7 +220,7 @@ def dense(toy_run, **overrides):
 
 def test_a_ctranslate2_model_gives_the_same_log_probabilities(toy_run, tmp_path):
   ctranslate2 = pytest.importorskip('ctranslate2')
-  from lingvo_moe.tasks.mt import ctranslate2_model
+  from lingvo_moe.addons.export import ctranslate2_model
 
   config, vocabs, weights = dense(toy_run)
   ctranslate2_model.save(str(tmp_path), config, vocabs, weights)
@@ -256,12 +256,12 @@ def test_a_dense_run_is_decoded_equally_by_ctranslate2(tmp_path, monkeypatch):
 
 def test_encoder_and_step_as_stablehlo_give_the_log_probabilities_of_a_translation(toy_run, tmp_path):
   jax = pytest.importorskip('jax')
-  from lingvo_moe.runtime import stablehlo
+  from lingvo_moe.addons.export import stablehlo
 
   config = dataclasses.replace(toy_run.load_config(), beam_size=2, max_length=24)
   specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
   weights = {name: weight[...] for name, weight in toy_run.checkpoints().restore(toy.STEPS, specs).items()}
-  stablehlo.save(str(tmp_path), task_of(config).decoding_steps(2), weights)
+  stablehlo.save(str(tmp_path), task_of(config).exports.decoding_steps(2), weights)
 
   load = lambda name: jax.export.deserialize(bytearray((tmp_path / f'{name}.stablehlo').read_bytes())).call
   encode, step = jax.jit(load('encode')), jax.jit(load('decode_step'))

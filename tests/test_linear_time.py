@@ -19,14 +19,15 @@ import lingvo_moe
 from lingvo_moe.addons.documents import formats
 from lingvo_moe.addons.documents import markup as markup_lib
 from lingvo_moe.addons.serving import query
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import near_duplicates, pair_files, words
 from lingvo_moe.corpora import text as text_lib
-from lingvo_moe.text import automaton, placeholders, sentences
-from lingvo_moe.text.alignment import Alignment, Token
+from lingvo_moe.search import automaton
+from lingvo_moe.search.request import TranslationRequest
+from lingvo_moe.text import placeholders, sentences
 from lingvo_moe.text.inline_placement import Aligned
 from lingvo_moe.text.placeholder_keeper import PlaceholderKeeper
-from lingvo_moe.text.request import TranslationRequest
 from lingvo_moe.text.translator import Answers, Hypothesis, Translator
 
 ROOT = pathlib.Path(lingvo_moe.__file__).parent

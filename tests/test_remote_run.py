@@ -19,14 +19,13 @@ from lingvo_moe.addons.report import page, reading
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.inputs import token_cache, windows
 from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import content_hashes, files, json_files, remote_files
 from lingvo_moe.storage.log_directory import LogDirectory
-from lingvo_moe.tasks import token_cache
-from lingvo_moe.tasks.plain_text import windows
-from lingvo_moe.text.text_vocab import Bytes
+from lingvo_moe.vocab.text_vocab import Bytes
 
 BINDINGS = (
   'Tiny.source_vocab_size = 282',

@@ -12,7 +12,7 @@ import tensorflow as tf
 from lingvo_moe.config import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.attention import Now
-from lingvo_moe.tasks import sizes
+from lingvo_moe.models import sizes
 from lingvo_moe.tasks.task import task_of
 
 NAMES = registry.names()

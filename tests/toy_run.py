@@ -4,9 +4,10 @@ import itertools
 import pathlib
 
 from lingvo_moe.config import configuration
+from lingvo_moe.inputs.feed import Feed
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'
 _SUBJECTS = {

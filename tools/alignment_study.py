@@ -99,9 +99,9 @@ def main():
   options = parser.parse_args()
 
   import lingvo_moe
+  from lingvo_moe.inputs import dev_lines
+  from lingvo_moe.inputs.mt_input import TextInput
   from lingvo_moe.layers.embedding import embed
-  from lingvo_moe.tasks.mt import dev_lines
-  from lingvo_moe.tasks.mt.mt_input import TextInput
 
   run = lingvo_moe.load(options.run)
   config, vocabs = run.translator()._config, run._task.vocabs

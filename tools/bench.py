@@ -54,7 +54,7 @@ from lingvo_moe.config import configuration, registry
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text as text_files
-from lingvo_moe.text.beam import EARLY_STOPPING
+from lingvo_moe.search.beam import EARLY_STOPPING
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the checkout
 _COMMAND = (sys.executable, os.path.abspath(__file__))

@@ -18,7 +18,7 @@ import transformers
 
 from lingvo_moe.addons.interop import families
 from lingvo_moe.addons.interop.hub_folder import HubFolder
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
 
 LANGUAGES = 'ara bel ben bul cmn deu ell fra heb hin hun ita jpn kat nld pol por rus tur vie'.split()
 SIZES = dict(

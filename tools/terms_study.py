@@ -14,7 +14,7 @@ import time
 import alignment_study
 from sacrebleu.metrics import BLEU
 
-from lingvo_moe.text.automaton import occurs
+from lingvo_moe.search.automaton import occurs
 
 _WORD = re.compile(r'\w{4,}')
 
@@ -43,8 +43,8 @@ def main():
   options = parser.parse_args()
 
   import lingvo_moe
-  from lingvo_moe.tasks.mt import dev_lines
-  from lingvo_moe.text.request import TranslationRequest
+  from lingvo_moe.inputs import dev_lines
+  from lingvo_moe.search.request import TranslationRequest
 
   run = lingvo_moe.load(options.run)
   translator, config = run.translator(), run.config

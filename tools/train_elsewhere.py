@@ -60,9 +60,10 @@ def export(run, name, config) -> None:
   from lingvo_moe.addons.analysis import flops
   from lingvo_moe.core.errors import UserError
   from lingvo_moe.core.mesh import Mesh
+  from lingvo_moe.inputs.feed import Feed
   from lingvo_moe.run import warm_start
   from lingvo_moe.storage import new_folder
-  from lingvo_moe.tasks.task import Feed, task_of
+  from lingvo_moe.tasks.task import task_of
 
   new_folder.check(_OUT.value, 'an export')
   checkpoints, mesh, feed = run.checkpoints(), Mesh.parse(_MESH.value), Feed()

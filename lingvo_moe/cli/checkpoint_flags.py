@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 from lingvo_moe.cli import machine
 from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.search.beam import EARLY_STOPPING
+from lingvo_moe.search.request import TranslationRequest
 from lingvo_moe.text import sentences
-from lingvo_moe.text.beam import EARLY_STOPPING
-from lingvo_moe.text.request import TranslationRequest
 
 if TYPE_CHECKING:
   from lingvo_moe.addons.engine.exported_model import ExportedModel

@@ -8,11 +8,11 @@ from typing import IO, NamedTuple, TypeVar
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import Advance
+from lingvo_moe.core.visible_text import FORMAT
+from lingvo_moe.core.visible_text import INVISIBLE as INVISIBLE
+from lingvo_moe.core.visible_text import is_empty as is_empty
 from lingvo_moe.corpora import packed
 from lingvo_moe.storage import files as files_lib
-from lingvo_moe.text.visible_text import FORMAT
-from lingvo_moe.text.visible_text import INVISIBLE as INVISIBLE
-from lingvo_moe.text.visible_text import is_empty as is_empty
 
 _T = TypeVar('_T')
 

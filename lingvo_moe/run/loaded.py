@@ -13,9 +13,9 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks.task import SentenceRouting, TaskConfig, task_of
-from lingvo_moe.text.language_tags import Languages
 from lingvo_moe.text.text_model import TextModel
 from lingvo_moe.text.translator import Translator
+from lingvo_moe.vocab.language_tags import Languages
 
 T = TypeVar('T')
 

@@ -20,10 +20,11 @@ import tensorflow as tf
 
 from lingvo_moe.core import errors
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.inputs.feed import DevInput
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.tasks.metrics import by_unit, loads
-from lingvo_moe.tasks.task import DevInput, Task
+from lingvo_moe.tasks.task import Task
 
 _ROUTING_LINES = 50  # of a whole run
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from lingvo_moe.core.errors import UserError, plural
+from lingvo_moe.inputs.feed import DevInput, TrainInput
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.reporting import NoLog, TrainLog
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.storage import log_directory
-from lingvo_moe.tasks.task import DevInput, Task, TaskConfig, TrainInput
+from lingvo_moe.tasks.task import Task, TaskConfig
 
 
 class Diverged(Exception):

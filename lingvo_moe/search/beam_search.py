@@ -12,14 +12,13 @@ import tensorflow as tf
 import tensorflow.experimental.numpy as tnp
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.search import flat_sequence
-from lingvo_moe.text import beam
-from lingvo_moe.text import constraints as constraints_lib
-from lingvo_moe.text.beam import Finished, Library, Live, Specials
-from lingvo_moe.text.constraints import ConstraintProgress, Constraints
-from lingvo_moe.text.repetition import Repetition
+from lingvo_moe.search import beam, flat_sequence
+from lingvo_moe.search import constraints as constraints_lib
+from lingvo_moe.search.beam import Finished, Library, Live, Specials
+from lingvo_moe.search.constraints import ConstraintProgress, Constraints
+from lingvo_moe.search.length_norm import LengthNorm
+from lingvo_moe.search.repetition import Repetition
 
 NEG_INF = float('-inf')
 
@@ -99,7 +98,7 @@ def beam_search(
   5. The sentence stops when no live hypothesis is left; with early_stopping='exact', also when none can enter the
      n_best any more: the largest live log-probability, divided by the penalty of max_length (it can only fall, and no
      penalty is larger), does not exceed the n_best-th score so far. That saves steps and never changes the result.
-     Two other rules stop earlier, and may; see text/beam.py.
+     Two other rules stop earlier, and may; see search/beam.py.
   Ties go to the hypothesis that finished earlier, then to the better parent, to eos, to the smaller symbol.
 
   The loop ends when every sentence has stopped, or at max_steps. The result of a sentence does not depend on the others
@@ -118,7 +117,7 @@ def beam_search(
     max_lengths_B: int, the largest |Y| of each sentence, counting eos; cut to max_steps. A sentence
       with 0 gets no hypothesis and costs no step.
     bos_id, eos_id, pad_id: input at the first step, end of a hypothesis, and filling of ids after it.
-    length_norm_alpha, length_norm_k: of core/length_norm.py, alpha at least 0.
+    length_norm_alpha, length_norm_k: of search/length_norm.py, alpha at least 0.
     min_length: the least |Y|, counting eos, or max_length of a sentence where that is less.
     n_best: number of translations to return; None for beam_size. A smaller one stops earlier and
       returns the same first translations.
@@ -129,7 +128,7 @@ def beam_search(
     forced_B: first symbol of each row's hypotheses, of probability 1; max_lengths_B must then be 2 or more. None: any.
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
     constraints: what translations must and must not have, from the symbol after `forced_B` on. Steps 2 and 4 then take
-      continuations by text/constraints.py. None: nothing.
+      continuations by search/constraints.py. None: nothing.
     repetition: limits on the repetition of symbols, by which log-probabilities are changed; None: none.
     before_BP: symbols that count for these before those of the hypotheses, after pad; None: the first input.
 

@@ -15,8 +15,8 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.search import beam_search, flat_sequence
 from lingvo_moe.search.beam_search import NEG_INF, TENSORS, Hypotheses, StepFn
-from lingvo_moe.text.continuations import LEAST_TEMPERATURE
-from lingvo_moe.text.repetition import Repetition
+from lingvo_moe.search.continuations import LEAST_TEMPERATURE
+from lingvo_moe.search.repetition import Repetition
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from lingvo_moe.config.fields import field
 from lingvo_moe.layers.embedding import Embedding, Sinusoids
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.positions import RelativePositions
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.models.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.model_config import EXPERTS_THERE
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 

@@ -11,13 +11,13 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
+from lingvo_moe.models.batches import FIRST, SOURCE_KEYS
+from lingvo_moe.models.encoder_decoder import EncoderDecoder
 from lingvo_moe.search import beam_search, flat_sequence, sampling
+from lingvo_moe.search.constraints import Constraints
 from lingvo_moe.tasks import task
-from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, PAD
 from lingvo_moe.text import translator
-from lingvo_moe.text.constraints import Constraints
+from lingvo_moe.vocab.sentencepiece_vocab import BOS, EOS, PAD
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig

@@ -10,30 +10,28 @@ import dataclasses
 import functools
 import importlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.inputs.feed import DevInput, Feed, TrainInput
+from lingvo_moe.models.batches import Batch as Batch
+from lingvo_moe.models.export_forms import Exports
+from lingvo_moe.search.request import NOTHING, TranslationRequest
 from lingvo_moe.tasks import metrics as metrics_lib
 from lingvo_moe.tasks import run_length
-from lingvo_moe.text.language_tags import Languages as Languages
-from lingvo_moe.text.request import NOTHING, TranslationRequest
 from lingvo_moe.text.sentences import TrainingLines
 from lingvo_moe.text.translator import Answers as Answers
 from lingvo_moe.text.translator import Hypothesis as Hypothesis
 from lingvo_moe.text.translator import Scored as Scored
 from lingvo_moe.text.translator import Translator as Translator
+from lingvo_moe.vocab.language_tags import Languages as Languages
 
 if TYPE_CHECKING:
-  import tensorflow as tf
-
   from lingvo_moe.addons.engine.exported_model import ExportedModel
   from lingvo_moe.program import Program
-  from lingvo_moe.tasks.model_config import BatchConfig
-
-Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
 
 
 class TaskConfig(Protocol):
@@ -53,15 +51,6 @@ class TaskConfig(Protocol):
     """The model and how it learns."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Feed:
-  """Which part of each batch's rows a process feeds."""
-
-  process_index: int = 0  # its number
-  process_count: int = 1  # the number of parts
-  quiet: bool = False  # whether to leave out progress bars, as all processes but one do
-
-
 class Runner(Protocol):
   """Runtime as decoding needs it; see runtime.Runtime."""
 
@@ -70,64 +59,6 @@ class Runner(Protocol):
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Batch], Any]:
     """f(weights, batch) as a function of the batch, with the weights that the runtime then holds."""
-
-
-class TrainInput:
-  """Batches for training, the same for any number of processes and after any restart.
-
-  A subclass has `batch`, or a `dataset` of its own.
-  """
-
-  stats: Any  # describes the corpus in a line of the log
-  # steps, about, in which as many examples are read as the text has; None: the text has no end
-  steps_per_epoch: float | None = None
-  # number of examples of each part of the corpus, by the names of Task.subset; {}: not known
-  examples: Mapping[str, int] = types.MappingProxyType({})
-  keys: Sequence[str]  # names of the arrays of a batch
-
-  def __init__(self, config: BatchConfig, feed: Feed):
-    if config.num_groups % feed.process_count:
-      raise UserError(
-        f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {feed.process_count} '
-        f'processes: use a multiple of {feed.process_count}'
-      )
-    self._config = config
-    self._feed = feed
-
-  def batch(self, step: int) -> dict[str, np.ndarray]:
-    """This process's rows of the batch of a step, int32 [B, T] each.
-
-    It depends on the configuration, the corpus and the step alone. Steps count from 0; calls may be in any order.
-    """
-    raise NotImplementedError
-
-  def dataset(self, start_step: int = 0) -> Iterable[Batch]:
-    """The endless stream of batches from a step on, made in the background while earlier ones are used."""
-    import tensorflow as tf
-
-    def values(step: np.ndarray) -> list[np.ndarray]:
-      batch = self.batch(int(step))
-      return [batch[key] for key in self.keys]
-
-    def one(step: tf.Tensor) -> dict[str, tf.Tensor]:
-      tensors = tf.numpy_function(values, [step], [tf.int32] * len(self.keys), stateful=False)
-      return {key: tf.ensure_shape(tensor, [None, None]) for key, tensor in zip(self.keys, tensors, strict=True)}
-
-    return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(8)
-
-
-class DevInput:
-  """Batches for the dev loss, the same and in the same order each time."""
-
-  stats: Any  # as in TrainInput
-  subsets: Sequence[str]  # names of the parts of the text by which losses are reported; see Task.subset
-  # numbers of 'words' and 'bytes' of the text, by which the loss is reported too; {}: not counted
-  units: Mapping[str, int] = types.MappingProxyType({})
-  positions: int = 0  # of all batches, padding included; 0: not known
-  content_hash: str  # of all that the loss is computed on, over all processes. Losses are compared where it is equal.
-
-  def __iter__(self) -> Iterator[Batch]:
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,44 +139,6 @@ class SentenceRouting(NamedTuple):
   layers: dict[str, LayerRouting]  # 'encoder/layer_01' over the source, 'decoder/layer_01' over the target
 
 
-class TextFunction(Protocol):
-  """Function of text in the graph, from strings to strings, with all that it needs besides weights."""
-
-  name: str  # name of the function
-  inputs: Mapping[str, tf.TensorSpec]  # specs of its arguments by name, in order
-  # what its inputs and outputs are: {'inputs': {name: meaning}, 'outputs': {name: meaning}}
-  about: Mapping[str, Mapping[str, str]]
-  resources: Sequence[Any]  # what it reads besides weights, such as tokenisers, for a SavedModel to keep
-
-  def __call__(self, weights: Mapping[str, tf.Tensor], *arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Tensors by name, for weights by flat name."""
-
-
-class DecodingSteps(NamedTuple):
-  """Encoder and one step of decoding as functions of flat weights, for static shapes."""
-
-  encode: Callable[[Any, Batch], Any]  # (weights, source) -> cache
-  decode_step: Callable[[Any, Batch, Any], Any]  # (weights, inputs, cache) -> (logits, cache)
-  source: Batch  # arrays of the right shapes
-  inputs: Batch
-
-
-class EngineGraph(NamedTuple):
-  """Function of a model as a graph that the engine runs."""
-
-  function: Callable[[Any, Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]  # (nested weights, inputs) -> outputs
-  inputs: Mapping[str, tf.TensorSpec]  # by name; 'ids' is one of them; a step over a cache has names in cache_
-  experts: str | None = None  # name of another graph with the same calls of experts, of which there is one copy then
-
-
-class EngineParts(NamedTuple):
-  """All that the engine needs of a model besides its weights; see lingvo_moe/addons/engine."""
-
-  graphs: Mapping[str, EngineGraph]  # by name
-  files: Mapping[str, bytes]  # by name, such as vocabularies
-  settings: Mapping[str, Any]  # values for the manifest
-
-
 _OF_EXPORTS = {'translation': 'lingvo_moe.tasks.mt.held_out'}
 
 
@@ -271,7 +164,7 @@ class Task:
   max_length = 0  # tokens of a text that is translated; of longer ones only the beginning is read. 0: of any length
   continues_text = False  # whether an answer continues its text, as a language model's, and does not take its place
   training_lines: TrainingLines | None = None  # by which paragraphs are split; None: texts are answered whole
-  is_exported = False  # whether it has `text_function` and `decoding_steps`
+  exports_class = 'lingvo_moe.models.export_forms.Exports'  # of `exports`, by module and name
 
   def __init__(self, config: TaskConfig) -> None:
     self.config: Any = config  # a subclass has its own kind
@@ -382,17 +275,11 @@ class Task:
 
   # Export
 
-  def text_function(self) -> TextFunction:
-    """The model as a function of text, for weights of config.program()."""
-    self._refuse('is not exported: only models of translation are')
-
-  def decoding_steps(self, rows: int) -> DecodingSteps:
-    """Encoder and decoding step for so many lines, for weights of config.program()."""
-    self._refuse('is not exported: only models of translation are')
-
-  def engine_parts(self) -> EngineParts:
-    """The model for the engine, with weights of config.program(); UserError where the engine cannot compute it."""
-    self._refuse('is not exported for the engine, which translates and continues text: use its log directory')
+  @property
+  def exports(self) -> Exports:
+    """Forms in which the model is exported."""
+    module, _, name = self.exports_class.rpartition('.')
+    return getattr(importlib.import_module(module), name)(self)
 
   # Measurement without text: lingvo-moe cost, lint, parity and bench
 

@@ -1,1 +1,1 @@
-"""Text: vocabularies, sentences, languages, constraints, alignments and requests; what tasks and the engine share."""
+"""Text: models that answer it, sentences, placeholders, inline tags; what tasks, the engine and servers share."""

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.text import placeholders
-from lingvo_moe.text.alignment import Alignment, Token
 from lingvo_moe.text.inline_placement import WORD, Aligned, Atom, placed, without_outer_spaces
-from lingvo_moe.text.language_tags import Languages
 from lingvo_moe.text.translator import Answers, Hypothesis, Translator
+from lingvo_moe.vocab.language_tags import Languages
 
 _PIECE = re.compile(rf'\s++|{WORD}|.', re.S)
 _PUNCTUATION = re.compile(r'[.,:;!?…)\]}>»”’、。，：；！？）」》–—-]')

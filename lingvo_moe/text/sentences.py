@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.visible_text import is_empty
+from lingvo_moe.search.request import NOTHING, TranslationRequest
 from lingvo_moe.text import placeholders
-from lingvo_moe.text.alignment import Alignment
-from lingvo_moe.text.request import NOTHING, TranslationRequest
-from lingvo_moe.text.visible_text import is_empty
 
 MODES = ('auto', 'always', 'never')
 ABOUT = (

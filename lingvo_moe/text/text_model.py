@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple, overload
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import Advance
-from lingvo_moe.text.continuations import Request, Sampling
-from lingvo_moe.text.language_tags import Languages, check_known
+from lingvo_moe.search.continuations import Request, Sampling
+from lingvo_moe.search.request import NOTHING, TranslationRequest, is_half
 from lingvo_moe.text.placeholder_keeper import PlaceholderKeeper
-from lingvo_moe.text.request import NOTHING, TranslationRequest, is_half
 from lingvo_moe.text.sentences import Paragraphs, Plan, TrainingLines
 from lingvo_moe.text.translator import Answers, Hypothesis, Translator
+from lingvo_moe.vocab.language_tags import Languages, check_known
 
 Texts = Iterable[str]
 Code = str | None  # of a language

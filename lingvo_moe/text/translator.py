@@ -6,11 +6,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.errors import UserError, plural
-from lingvo_moe.text.alignment import Alignment
-from lingvo_moe.text.continuations import Request, Sampling
-from lingvo_moe.text.language_tags import Languages
-from lingvo_moe.text.request import TranslationRequest
+from lingvo_moe.search.continuations import Request, Sampling
+from lingvo_moe.search.request import TranslationRequest
+from lingvo_moe.vocab.language_tags import Languages
 
 T = TypeVar('T')
 

@@ -5,8 +5,9 @@ import pathlib
 
 import forks
 
-from lingvo_moe.tasks import token_cache
-from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.inputs import token_cache
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.tasks.task import task_of
 
 
 def test_processes_tokenise_a_corpus_once_and_training_opens_it(toy_run, tmp_path, monkeypatch):

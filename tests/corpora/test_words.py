@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 
 from lingvo_moe.corpora import words
-from lingvo_moe.tasks.mt import noise
+from lingvo_moe.inputs import noise
 
 # By script: letters, and marks that follow them.
 SCRIPTS = {

@@ -17,6 +17,8 @@ from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.models.batches import BATCH_KEYS
+from lingvo_moe.models.encoder_decoder import EncoderDecoder
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.custom_gradient import pull_back
@@ -24,8 +26,6 @@ from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.program import Program, joined
 from lingvo_moe.runtime import local
-from lingvo_moe.tasks.batches import BATCH_KEYS
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 
 
 def in_parts(count, **values):

@@ -6,8 +6,9 @@ import types
 import numpy as np
 
 from lingvo_moe.config import configuration
+from lingvo_moe.inputs.feed import DevInput
 from lingvo_moe.run import reporting
-from lingvo_moe.tasks.task import DevInput, task_of
+from lingvo_moe.tasks.task import task_of
 
 TASK = task_of(configuration.resolve('mt.cldr.Tiny', '', ['Tiny.log_every = 20']))
 

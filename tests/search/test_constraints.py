@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.addons.engine.numpy_beam import Beam, BeamValues, NextSymbols
-from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import beam_search
-from lingvo_moe.text.constraints import Constraints
+from lingvo_moe.search.constraints import Constraints
+from lingvo_moe.search.length_norm import LengthNorm
 
 PAD, BOS, EOS, SYMBOLS = 0, 1, 2, 7
 MOST, ALPHA = 5, 0.6

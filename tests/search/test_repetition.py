@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.addons.engine.numpy_beam import ARRAYS, Beam, BeamValues, NextSymbols
-from lingvo_moe.core.length_norm import LengthNorm
 from lingvo_moe.search import beam_search, sampling
 from lingvo_moe.search.beam_search import TENSORS
-from lingvo_moe.text.constraints import Constraints
-from lingvo_moe.text.repetition import Repetition
+from lingvo_moe.search.constraints import Constraints
+from lingvo_moe.search.length_norm import LengthNorm
+from lingvo_moe.search.repetition import Repetition
 
 PAD, BOS, EOS, SYMBOLS, MOST = 0, 1, 2, 6, 5
 LIMITS = [Repetition(1.7, 0), Repetition(0.6, 0), Repetition(1.0, 1), Repetition(1.0, 2), Repetition(1.3, 3)]

@@ -10,7 +10,7 @@ from lingvo_moe.core import weights
 from lingvo_moe.layers.gates import table
 from lingvo_moe.layers.gates.routing import Decisions, Routed, RoutingStats
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.tasks import losses
+from lingvo_moe.models import losses
 
 MEMBER_BP = tf.constant([[1, 0], [0, 1], [0, 1], [0, 0]])  # the last row is of neither part
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from lingvo_moe.addons.documents.formats import HTML
 from lingvo_moe.addons.documents.markup import MarkedUp
+from lingvo_moe.core.alignment import Alignment, Token
+from lingvo_moe.search.request import TranslationRequest
 from lingvo_moe.text import placeholders, sentences
-from lingvo_moe.text.alignment import Alignment, Token
 from lingvo_moe.text.inline_placement import Aligned
 from lingvo_moe.text.placeholder_keeper import PlaceholderKeeper
-from lingvo_moe.text.request import TranslationRequest
 from lingvo_moe.text.translator import Answers, Hypothesis, Translator
 
 STRINGS = {

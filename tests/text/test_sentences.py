@@ -7,10 +7,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.search.request import TranslationRequest
 from lingvo_moe.text import sentences
-from lingvo_moe.text.alignment import Alignment, Token
-from lingvo_moe.text.request import TranslationRequest
 from lingvo_moe.text.sentences import TrainingLines
 from lingvo_moe.text.translator import Answers, Hypothesis, Translator
 

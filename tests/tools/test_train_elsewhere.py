@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from lingvo_moe import trainer
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.models.batches import padded
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks.batches import padded
 
 pytest.importorskip('jax')
 batches = pytest.importorskip('step_export.batches')

@@ -56,11 +56,9 @@ def export(folder: str, config: MtConfig, engine: str, public: str = '') -> None
   The CTranslate2 model of a public folder is made by CTranslate2's own converter, which needs transformers and torch.
   """
   from benchmarks import processes
+  from lingvo_moe.addons.export import ctranslate2_model, engine_graphs, litert_export, mt_graphs
   from lingvo_moe.addons.interop import importing
-  from lingvo_moe.runtime import litert_export
-  from lingvo_moe.tasks import engine_graphs
-  from lingvo_moe.tasks.mt import ctranslate2_model, mt_graphs
-  from lingvo_moe.tasks.task import EngineParts
+  from lingvo_moe.models.export_forms import EngineParts
 
   library, _, kind = engine.rpartition('_')
   if public and library == 'ctranslate2':
@@ -160,8 +158,8 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
   from lingvo_moe.addons.engine.graph import available_threads
   from lingvo_moe.addons.engine.lanes import Lanes
   from lingvo_moe.addons.engine.numpy_beam import BeamValues
-  from lingvo_moe.core.length_norm import LengthNorm
-  from lingvo_moe.text.vocab import EOS
+  from lingvo_moe.search.length_norm import LengthNorm
+  from lingvo_moe.vocab.vocab import EOS
 
   run = stages.StagedGraph.run
 

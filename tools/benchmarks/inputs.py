@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from benchmarks.clock import Clock, Timing
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.inputs.mt_input import TrainInput
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.mt.mt_input import TrainInput
-from lingvo_moe.tasks.task import Feed
 
 _TEMPERATURE = 5.0  # used if the model's own is 1, which keeps the natural shares of languages
 _SAMPLE = 32  # batches from which the mean number of examples per batch is taken

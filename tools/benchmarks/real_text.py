@@ -47,10 +47,9 @@ def export(folder: str, logdir: str, settings: Sequence[str], engines: Sequence[
 
   settings: values of fields, 'model_dim=512'; a larger size is that of the run widened.
   """
+  from lingvo_moe.addons.export import ctranslate2_model, litert_export
   from lingvo_moe.config import settings as settings_lib
   from lingvo_moe.run.rundir import RunDir
-  from lingvo_moe.runtime import litert_export
-  from lingvo_moe.tasks.mt import ctranslate2_model
   from lingvo_moe.tasks.mt.mt_config import MtConfig
   from lingvo_moe.tasks.task import task_of
 
@@ -74,7 +73,7 @@ def export(folder: str, logdir: str, settings: Sequence[str], engines: Sequence[
       path, (library, _, kind) = os.path.join(folder, engine), engine.rpartition('_')
       if library == 'litert':
         os.mkdir(path)
-        litert_export.save(path, wide.program(), task.engine_parts(), weights, about, kind)
+        litert_export.save(path, wide.program(), task.exports.engine_parts(), weights, about, kind)
       else:
         ctranslate2_model.require(wide)
         ctranslate2_model.save(path, wide, task.vocabs, weights, quantization=kind)
@@ -109,7 +108,7 @@ def measure(job: Job, engine: str, folder: str) -> dict[str, Any]:
 def _litert(job: Job, folder: str, kind: str) -> tuple[Callable, Callable]:
   """(function from texts to translations, function that counts their tokens)."""
   import lingvo_moe
-  from lingvo_moe.text.request import TranslationRequest
+  from lingvo_moe.search.request import TranslationRequest
 
   model = lingvo_moe.load(folder)
   stopping = {'early_stopping': job.early_stopping} if job.search == 'beam' else {}

@@ -31,7 +31,7 @@ class _Vocab:
 
 
 def _config(folder: str):
-  from lingvo_moe.tasks.mt.mt_config import DataConfig
+  from lingvo_moe.inputs.data_config import DataConfig
 
   values = {'batch_tokens': 8192, 'tag_target': False, 'shuffle_lines': _SHUFFLE_LINES.value}
   return DataConfig(data_dir=os.path.join(folder, 'data'), **values)
@@ -39,9 +39,9 @@ def _config(folder: str):
 
 def _make(folder: str, lines: int) -> None:
   from lingvo_moe.corpora import parallel
+  from lingvo_moe.inputs import pair_caches as cache
+  from lingvo_moe.inputs import token_cache
   from lingvo_moe.storage import json_files
-  from lingvo_moe.tasks import token_cache
-  from lingvo_moe.tasks.mt import cache
 
   os.makedirs(os.path.join(folder, 'data', 'de-en'))
   for split, size in (('train', 128 * lines), ('dev', 128)):
@@ -72,9 +72,9 @@ def _make(folder: str, lines: int) -> None:
 def _measure(folder: str) -> None:
   import tensorflow as tf  # noqa: F401, so that it counts as no part of the start
 
-  from lingvo_moe.tasks.mt import cache
-  from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
-  from lingvo_moe.tasks.task import Feed
+  from lingvo_moe.inputs import pair_caches as cache
+  from lingvo_moe.inputs.feed import Feed
+  from lingvo_moe.inputs.mt_input import HeldOutInput, TrainInput
 
   config, cache_dir, start = _config(folder), os.path.join(folder, 'cache'), time.monotonic()
   before = _memory()

@@ -7,10 +7,10 @@ from benchmarks.clock import Clock, Timing
 from lingvo_moe.addons.analysis import flops
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates.routing import RoutingStats
+from lingvo_moe.models.batches import SOURCE_KEYS
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.model_config import ModelConfig
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.tasks.task import task_of

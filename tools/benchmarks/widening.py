@@ -74,8 +74,8 @@ def positions(model_dim: int) -> Iterator[None]:
   """Sinusoidal positions of so many features, repeated for a model that has more, in what is traced or exported."""
   import tensorflow as tf
 
+  from lingvo_moe.addons.export import ctranslate2_model
   from lingvo_moe.layers import embedding
-  from lingvo_moe.tasks.mt import ctranslate2_model
 
   of_fewer = embedding.sinusoidal_positions
 

@@ -14,8 +14,8 @@ import numpy as np
 from lingvo_moe.addons.analysis import torus
 from lingvo_moe.addons.analysis.parts import PHASES
 from lingvo_moe.core.mesh import Mesh
+from lingvo_moe.models import sizes
 from lingvo_moe.runtime.chips import Topology
-from lingvo_moe.tasks import sizes
 from lingvo_moe.text.markdown import table
 from paper import claims, operator_tables, plots, programs, step_times
 from paper.claims import Case, Row

@@ -13,7 +13,7 @@ from typing import Any
 from lingvo_moe.addons.analysis import cost
 from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers.gates.gate import expert_capacity
-from lingvo_moe.tasks import sizes
+from lingvo_moe.models import sizes
 from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.text.markdown import table
 from paper import claims

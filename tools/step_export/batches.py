@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.batches import BATCH_KEYS
+from lingvo_moe.models.batches import BATCH_KEYS
 
 
 def save(path: str, batches: Iterable[Mapping[str, np.ndarray]], begin: int, count: int) -> None:

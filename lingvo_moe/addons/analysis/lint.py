@@ -22,9 +22,9 @@ from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.mesh import Mesh
 from lingvo_moe.layers import dispatch, experts, moe
 from lingvo_moe.layers.gates import gate
+from lingvo_moe.models.batches import ArrayBatch
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
-from lingvo_moe.tasks.batches import ArrayBatch
 
 PLANTS = ('topk', 'unsharded')
 

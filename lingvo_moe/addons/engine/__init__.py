@@ -9,5 +9,6 @@ search         flat_cache.py: keys and values of a beam; numpy_beam.py: ranking 
 models         exported_translator.py: lines in, translations out; exported_generator.py: prompts in, continuations out;
                exported_model.py: load
 
-Imports core/, storage/, and the files of text/ alone. runtime/litert_export.py writes the exports.
+Imports core/, storage/, text/, and the files of search/ and vocab/ that are without TensorFlow, alone.
+addons/export/litert_export.py writes the exports.
 """

@@ -9,9 +9,9 @@ from lingvo_moe.addons.engine.graph import available_threads
 from lingvo_moe.addons.engine.lanes import Lanes
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.length_norm import LengthNorm
+from lingvo_moe.search.length_norm import LengthNorm
+from lingvo_moe.search.repetition import FIELDS, Repetition
 from lingvo_moe.storage import files
-from lingvo_moe.text.repetition import FIELDS, Repetition
 from lingvo_moe.text.text_model import TextModel
 
 

@@ -13,10 +13,11 @@ from lingvo_moe.addons.engine.exported import ExportedModel
 from lingvo_moe.addons.engine.flat_cache import Prompt
 from lingvo_moe.addons.engine.numpy_beam import BeamValues
 from lingvo_moe.addons.engine.stages import StagedGraph
-from lingvo_moe.text import language_tags, text_vocab, translator
-from lingvo_moe.text.continuations import Listeners, Request, by_row
+from lingvo_moe.search.continuations import Listeners, Request, by_row
+from lingvo_moe.text import translator
 from lingvo_moe.text.translator import Answers, Hypothesis
-from lingvo_moe.text.vocab import BOS
+from lingvo_moe.vocab import language_tags, text_vocab
+from lingvo_moe.vocab.vocab import BOS
 
 _ROWS = 16  # prompts of a batch
 

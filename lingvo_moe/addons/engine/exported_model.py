@@ -7,7 +7,7 @@ from lingvo_moe.addons.engine.exported import ExportedModel
 from lingvo_moe.addons.engine.exported_generator import ExportedLanguageModel
 from lingvo_moe.addons.engine.exported_translator import TranslationModel
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.text.request import BEAM, SEARCH
+from lingvo_moe.search.request import BEAM, SEARCH
 
 # Options that runs have too.
 _FIXED = (

@@ -15,16 +15,18 @@ from lingvo_moe.addons.engine.exported import ExportedModel
 from lingvo_moe.addons.engine.numpy_beam import BeamValues
 from lingvo_moe.addons.engine.numpy_sampling import draw
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.core.length_norm import LengthNorm
-from lingvo_moe.text import language_tags, minimum_bayes_risk, translator
-from lingvo_moe.text.continuations import Request, Sampling
-from lingvo_moe.text.repetition import FIELDS, Repetition
-from lingvo_moe.text.request import NOTHING, TranslationRequest
+from lingvo_moe.core.visible_text import is_empty
+from lingvo_moe.search import minimum_bayes_risk
+from lingvo_moe.search.continuations import Request, Sampling
+from lingvo_moe.search.length_norm import LengthNorm
+from lingvo_moe.search.repetition import FIELDS, Repetition
+from lingvo_moe.search.request import NOTHING, TranslationRequest
+from lingvo_moe.search.text_constraints import TextConstraints
+from lingvo_moe.text import translator
 from lingvo_moe.text.sentences import TrainingLines
-from lingvo_moe.text.text_constraints import TextConstraints
 from lingvo_moe.text.translator import Answers, Hypothesis, Scored
-from lingvo_moe.text.visible_text import is_empty
-from lingvo_moe.text.vocab import EOS, Vocab
+from lingvo_moe.vocab import language_tags
+from lingvo_moe.vocab.vocab import EOS, Vocab
 
 _LIMITS = ('decode_ratio', 'decode_extra')
 

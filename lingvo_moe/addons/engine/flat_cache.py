@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.addons.engine.stages import StagedGraph
-from lingvo_moe.text.constraints import NEG_INF
+from lingvo_moe.search.constraints import NEG_INF
 
 # Cells by which rows grow, at least, and a quarter of those there are: a new size costs copies, and a larger one costs
 # attention to unused cells.

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.search import repetition
+from lingvo_moe.search.request import BEAM, SEARCHES
 from lingvo_moe.storage import files, json_files
 from lingvo_moe.storage.json_files import (
   BOOLEAN,
@@ -18,9 +20,7 @@ from lingvo_moe.storage.json_files import (
   one_of,
   optional,
 )
-from lingvo_moe.text import repetition
-from lingvo_moe.text.language_tags import SIDES
-from lingvo_moe.text.request import BEAM, SEARCHES
+from lingvo_moe.vocab.language_tags import SIDES
 
 MANIFEST = 'manifest.json'
 FORMAT = 'lingvo_moe engine'

@@ -1,7 +1,7 @@
 """Beam of the engine: the hypotheses of some rows in NumPy arrays, and a step of beam search on what a decoder gives.
 
-The steps are those of text/beam.py. Unlike search/beam_search.py, rows that have stopped leave the batch, and there is
-no least length.
+The steps are those of search/beam.py. Unlike search/beam_search.py, rows that have stopped leave the batch, and
+there is no least length.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.length_norm import LengthNorm
-from lingvo_moe.text import beam
-from lingvo_moe.text import constraints as constraints_lib
-from lingvo_moe.text.beam import NEG_INF, Continuations, Finished, Library, Live, Specials
-from lingvo_moe.text.constraints import ConstraintProgress, Constraints
-from lingvo_moe.text.repetition import Repetition
-from lingvo_moe.text.vocab import BOS, EOS, PAD
+from lingvo_moe.search import beam
+from lingvo_moe.search import constraints as constraints_lib
+from lingvo_moe.search.beam import NEG_INF, Continuations, Finished, Library, Live, Specials
+from lingvo_moe.search.constraints import ConstraintProgress, Constraints
+from lingvo_moe.search.length_norm import LengthNorm
+from lingvo_moe.search.repetition import Repetition
+from lingvo_moe.vocab.vocab import BOS, EOS, PAD
 
 _SPECIALS = Specials(PAD, BOS, EOS)
 

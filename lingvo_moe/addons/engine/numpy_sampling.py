@@ -17,9 +17,9 @@ from lingvo_moe.addons.engine.numpy_beam import ARRAYS
 from lingvo_moe.addons.engine.stages import StagedGraph
 from lingvo_moe.core import hash32
 from lingvo_moe.core.hash32 import GOLDEN
-from lingvo_moe.text.continuations import LEAST_TEMPERATURE, Request, by_row
-from lingvo_moe.text.repetition import Repetition
-from lingvo_moe.text.vocab import BOS, EOS, PAD
+from lingvo_moe.search.continuations import LEAST_TEMPERATURE, Request, by_row
+from lingvo_moe.search.repetition import Repetition
+from lingvo_moe.vocab.vocab import BOS, EOS, PAD
 
 
 class NumpySampler(NamedTuple):

@@ -7,10 +7,10 @@ import numpy as np
 from lingvo_moe.addons.engine.flat_cache import FlatCache, Prompt
 from lingvo_moe.addons.engine.numpy_beam import Beam, BeamValues, NextSymbols, likeliest
 from lingvo_moe.addons.engine.stages import CONTINUATIONS, OF_BEAM, StagedGraph
-from lingvo_moe.text.beam import Continuations, Finished
-from lingvo_moe.text.constraints import NEG_INF, Constraints
-from lingvo_moe.text.repetition import Repetition
-from lingvo_moe.text.vocab import BOS, EOS, PAD
+from lingvo_moe.search.beam import Continuations, Finished
+from lingvo_moe.search.constraints import NEG_INF, Constraints
+from lingvo_moe.search.repetition import Repetition
+from lingvo_moe.vocab.vocab import BOS, EOS, PAD
 
 # Tokens that a graph reads in one run: its memory grows with them, and its speed no longer does.
 _TOKENS = 256

@@ -17,8 +17,8 @@ from lingvo_moe.addons.interop.config_keys import EARLY_STOPPING
 from lingvo_moe.addons.interop.hub_folder import HubFolder
 from lingvo_moe.addons.interop.tensor_table import Imported, TensorEntry
 from lingvo_moe.core.errors import UserError, shown
+from lingvo_moe.search.repetition import FIELDS
 from lingvo_moe.storage import files
-from lingvo_moe.text.repetition import FIELDS
 
 FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
 _BY_CLASS = {name: (family, keys) for family in FAMILIES for name, keys in family.CLASSES.items()}

@@ -32,9 +32,9 @@ from lingvo_moe.program import Program
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.search import repetition
 from lingvo_moe.storage import files, json_files, log_directory, new_folder
 from lingvo_moe.tasks.task import TaskConfig, task_of
-from lingvo_moe.text import repetition
 
 _VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}
 # Of generation_config.json: what has its place here without a value being read.

@@ -12,7 +12,7 @@ from aiohttp import web
 from lingvo_moe.addons.serving.query import BadQueryError
 from lingvo_moe.addons.serving.service import INTERNAL, POST, Route, Service, refused
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.text.continuations import Request, Sampling
+from lingvo_moe.search.continuations import Request, Sampling
 from lingvo_moe.text.translator import Answers
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lingvo_moe.addons.documents.document_files import Document, Lines
 from lingvo_moe.addons.documents.formats import HTML
 from lingvo_moe.addons.documents.markup import MarkedUp
-from lingvo_moe.text.request import is_half
+from lingvo_moe.search.request import is_half
 
 _MOST_FIELDS = 10_000  # of a form
 _NAME, _FILE_NAME = (re.compile(rb'[; ]%s="?((?<=")[^"\r\n]*|[^";\r\n]*)' % name) for name in (b'name', b'filename'))

@@ -17,13 +17,13 @@ from lingvo_moe.addons.serving import query as query_lib
 from lingvo_moe.addons.serving.detection import Detector
 from lingvo_moe.addons.serving.query import BadQueryError, File
 from lingvo_moe.addons.serving.service import GET, POST, Route, Service, refused
+from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.text.alignment import Alignment
+from lingvo_moe.search.request import BEAM, SAMPLING, TranslationRequest
 from lingvo_moe.text.inline_placement import Aligned
-from lingvo_moe.text.language_tags import Languages, check_known
-from lingvo_moe.text.request import BEAM, SAMPLING, TranslationRequest
 from lingvo_moe.text.text_model import Asked, TextModel
 from lingvo_moe.text.translator import Answers, Hypothesis
+from lingvo_moe.vocab.language_tags import Languages, check_known
 
 DOWNLOAD = '/download_file/'
 _UNSAFE = re.compile(r'[^\w.-]')  # characters of a file's name in a URL

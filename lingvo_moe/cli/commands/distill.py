@@ -20,8 +20,8 @@ from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import distillation, parallel
 from lingvo_moe.storage import files
-from lingvo_moe.text.language_tags import check_known
 from lingvo_moe.text.text_model import Asked
+from lingvo_moe.vocab.language_tags import check_known
 
 _USAGE = 'a run and a new folder are given: lingvo-moe distill runs/mine distilled'
 

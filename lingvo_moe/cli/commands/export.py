@@ -34,8 +34,9 @@ from lingvo_moe.cli import app, checkpoint_flags, machine
 from lingvo_moe.cli.options import flag
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.inputs.feed import Feed
 from lingvo_moe.storage import new_folder
-from lingvo_moe.tasks.task import Feed, HeldOutOptions, TaskConfig, task_of
+from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def export(options: Options) -> None:
     model = _prune(model, options)
   if options.keep_languages:
     model = _of_languages(model, options.keep_languages)
-  from lingvo_moe.run import model_card
+  from lingvo_moe.addons.export import model_card
 
   with new_folder.writing(options.out) as folder:
     _save(folder, run, model, options)
@@ -153,7 +154,7 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
 
     hub_export.require(run)
   of_any_text = options.format in WEIGHTS_ALONE or (options.format == 'litert' and options.keep_experts is None)
-  if not of_any_text and not task_of(config).is_exported:
+  if not of_any_text and not task_of(config).exports.is_of_text:
     raise UserError(
       f'models of translation are exported so; {run.path} holds a run of {run.load()[0]}: --format=litert takes '
       'Transformers over text too, --format=safetensors the weights of any model'
@@ -161,7 +162,7 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   if options.keep_experts is not None:
     config.with_share_of_experts(options.keep_experts)
   if options.format == 'ctranslate2':
-    from lingvo_moe.tasks.mt import ctranslate2_model
+    from lingvo_moe.addons.export import ctranslate2_model
 
     ctranslate2_model.require(config)
   if options.keep_languages and not (config.num_experts and config.moe_gate.tasks):
@@ -170,7 +171,7 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
       f'gate={config.gate!r} with num_experts={config.num_experts}: use --keep_experts and --languages'
     )
   if options.format == 'litert' and not options.keep_languages:
-    task_of(config).engine_parts()
+    task_of(config).exports.engine_parts()
   if options.stablehlo_rows:
     from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
 
@@ -183,33 +184,36 @@ def _save(folder: str, run: RunDir, model: ModelToExport, options: Options) -> N
     save = hub_export.save_hub_folder if options.format == 'huggingface' else hub_export.save_weights
     return save(folder, run, model.step)
   if options.format == 'ctranslate2':
-    from lingvo_moe.tasks.mt import ctranslate2_model
+    from lingvo_moe.addons.export import ctranslate2_model
 
     return ctranslate2_model.save(folder, model.config, task.vocabs, model.weights)
   if options.format == 'litert':
-    from lingvo_moe.runtime import litert_export
+    from lingvo_moe.addons.export import litert_export
 
     checkpoint = run.checkpoints().describe(model.step)
     about = {'model': run.load()[0], 'step': model.step, 'checkpoint': checkpoint}
     return litert_export.save(
-      folder, model.config.program(), task.engine_parts(), model.weights, about, options.weights or 'int8'
+      folder, model.config.program(), task.exports.engine_parts(), model.weights, about, options.weights or 'int8'
     )
-  from lingvo_moe.runtime import saved_model
+  from lingvo_moe.addons.export import saved_model
 
   about = {'model': run.load()[0], 'step': model.step}
   fields = 'beam_size', 'length_norm_alpha', 'max_length', 'num_experts'
   about |= {name: getattr(model.config, name) for name in fields}
   about |= {'languages': [name for name, _ in model.config.gate_tasks]} if model.config.gate_tasks else {}
-  saved_model.save(folder, task.text_function(), model.weights, about)
+  saved_model.save(folder, task.exports.text_function(), model.weights, about)
   if options.stablehlo_rows:
-    from lingvo_moe.runtime import stablehlo
+    from lingvo_moe.addons.export import stablehlo
 
-    stablehlo.save(os.path.join(folder, 'stablehlo'), task.decoding_steps(options.stablehlo_rows), model.weights)
+    stablehlo.save(
+      os.path.join(folder, 'stablehlo'), task.exports.decoding_steps(options.stablehlo_rows), model.weights
+    )
 
 
 def _prune(model: ModelToExport, options: Options) -> ModelToExport:
   """The model without the experts that are used least; prints which share of choices that leaves, and BLEU."""
-  from lingvo_moe.run import pruning, reporting
+  from lingvo_moe.addons.export import pruning
+  from lingvo_moe.run import reporting
 
   config = model.config
   if options.data_dir:
@@ -243,9 +247,9 @@ def _prune(model: ModelToExport, options: Options) -> ModelToExport:
 
 def _of_languages(model: ModelToExport, languages: Sequence[str]) -> ModelToExport:
   """The model without the experts that other languages use; prints which are kept. One language's is dense."""
+  from lingvo_moe.addons.export import pruning
   from lingvo_moe.core import weights as weights_lib
   from lingvo_moe.layers.ffn import ACTIVATIONS
-  from lingvo_moe.run import pruning
 
   config, specs = model.config, model.config.program().weight_specs
   tasks = pruning.choose_tasks([name for name, _ in config.gate_tasks], config.gate == 'by_pair', languages)

@@ -42,7 +42,7 @@ def describe(name: str, config: Any) -> dict[str, Any]:
   """Description of a model with some configuration, ready for JSON."""
   # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
   from lingvo_moe.core import weights as weights_lib
-  from lingvo_moe.tasks import sizes
+  from lingvo_moe.models import sizes
 
   specs = config.model().weights()
   described, rules = {}, fields.specs(type(config))
@@ -64,7 +64,7 @@ def describe(name: str, config: Any) -> dict[str, Any]:
 
 def _text(described: dict) -> str:
   """A description as text; each part with its share of all weights."""
-  from lingvo_moe.tasks import sizes
+  from lingvo_moe.models import sizes
 
   line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
   rows = [line('weights', described['weights']), line('used by a token', described['weights_per_token'])]

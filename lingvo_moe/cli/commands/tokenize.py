@@ -16,8 +16,9 @@ from lingvo_moe.cli import app
 from lingvo_moe.cli.model_flags import ValueOptions
 from lingvo_moe.cli.options import flag
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.inputs.feed import Feed
 from lingvo_moe.storage import files
-from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.task import task_of
 
 
 class Options(ValueOptions):

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from lingvo_moe.cli import app
 from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError, plural
-from lingvo_moe.tasks.sentencepiece_training import RULES
-from lingvo_moe.text.language_tags import SIDES
+from lingvo_moe.vocab.language_tags import SIDES
+from lingvo_moe.vocab.sentencepiece_training import RULES
 
 # Options that train_vocab takes by the same names.
 _OF_TRAINING = (
@@ -71,8 +71,9 @@ class Options(OptionGroup):
 @app.command(Options, tensorflow=False, models=False)
 def main(options: Options) -> None:
   from lingvo_moe.corpora import parallel
-  from lingvo_moe.tasks.mt import vocab_training
-  from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
+  from lingvo_moe.tasks.mt import unwritten_text
+  from lingvo_moe.vocab import vocab_training
+  from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
 
   base = TaggedVocab(options.extend) if options.extend else None
   pairs = [
@@ -83,7 +84,13 @@ def main(options: Options) -> None:
   ]
   start = time.time()
   values = {name: getattr(options, name) for name in _OF_TRAINING.split()}
-  train = lambda output: vocab_training.train_vocab(pairs, output, options.vocab_size, **values)
+
+  def train(output: str) -> str:
+    path = vocab_training.train_vocab(pairs, output, options.vocab_size, **values)
+    if options.side != 'source':
+      unwritten_text.warn(TaggedVocab(path), pairs)
+    return path
+
   if base:
     values |= {'exact_size': False, 'normalization': base.normalization if base.normalization in RULES else None}
     with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ class ByTarget(TopK):
 
   It is TopK with a learnt vector of logits for each task in place of x W, balance loss included. Nothing is dropped,
   as a sentence's tokens all queue for the same experts. What one task uses is known before its text is, so that it can
-  be taken out as a dense model (run/pruning.py).
+  be taken out as a dense model (addons/export/pruning.py).
   """
 
   gate_tasks: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(default=(), kw_only=True)

@@ -241,7 +241,7 @@ def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor
   is (S / n)^2 times its loss. No gradient passes through c_e. A group of padding only has loss 0.
 
   With `over='batch'`, c_e and m_e are to be of all groups of a batch together (Qiu et al., arXiv 2501.11873), and this
-  is [2 E]: the sums of m and of c over the real tokens, from which tasks/losses.py makes the loss.
+  is [2 E]: the sums of m and of c over the real tokens, from which models/losses.py makes the loss.
   """
   num_experts, ranks = gates_GSE.shape[-1], expert_GSR.shape[-1]
   gates_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1)

@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from lingvo_moe.config import fields
 from lingvo_moe.config.fields import changeable, field
+from lingvo_moe.inputs.plain_text_config import PlainTextConfig
+from lingvo_moe.models.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.denoising import spans
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
-from lingvo_moe.tasks.plain_text.plain_text_config import PlainTextConfig
-from lingvo_moe.tasks.sentencepiece_vocab import BOS
+from lingvo_moe.vocab.sentencepiece_vocab import BOS
 
 
 @dataclasses.dataclass(frozen=True)

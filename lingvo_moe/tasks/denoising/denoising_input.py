@@ -16,17 +16,17 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.temperature_sampling import fold
-from lingvo_moe.tasks import task, token_cache
-from lingvo_moe.tasks.batches import BATCH_KEYS, ArrayBatch, padded
+from lingvo_moe.inputs import feed as feed_lib
+from lingvo_moe.inputs import token_cache, windows
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.models.batches import BATCH_KEYS, ArrayBatch, padded
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
-from lingvo_moe.tasks.denoising.sentinel_vocab import SentinelVocab
-from lingvo_moe.tasks.plain_text import windows
-from lingvo_moe.tasks.task import Feed
+from lingvo_moe.vocab.sentinel_vocab import SentinelVocab
 
 
-class TrainInput(task.TrainInput):
-  """Training input: corrupted windows of the text; see task.TrainInput."""
+class TrainInput(feed_lib.TrainInput):
+  """Training input: corrupted windows of the text; see feed_lib.TrainInput."""
 
   keys = BATCH_KEYS
 

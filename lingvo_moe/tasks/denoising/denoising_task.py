@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_moe.models.batches import BATCH_KEYS, SOURCE_KEYS, padded, zeros
+from lingvo_moe.search.repetition import FIELDS
 from lingvo_moe.tasks import inference, metrics, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, padded, zeros
+from lingvo_moe.tasks import plain_text_task as plain_text
 from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
 from lingvo_moe.tasks.denoising.denoising_input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.denoising.sentinel_vocab import SentinelVocab
-from lingvo_moe.tasks.plain_text import plain_text_task as plain_text
-from lingvo_moe.tasks.plain_text import plain_text_vocab as vocab_lib
-from lingvo_moe.tasks.sentencepiece_vocab import EOS
 from lingvo_moe.text import translator
-from lingvo_moe.text.repetition import FIELDS
+from lingvo_moe.vocab import plain_text_vocab as vocab_lib
+from lingvo_moe.vocab.sentencepiece_vocab import EOS
+from lingvo_moe.vocab.sentinel_vocab import SentinelVocab
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
 _SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping')

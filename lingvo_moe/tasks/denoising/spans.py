@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.corpora.temperature_sampling import fold
-from lingvo_moe.tasks.sentencepiece_vocab import EOS
+from lingvo_moe.vocab.sentencepiece_vocab import EOS
 
 
 class Counts(NamedTuple):

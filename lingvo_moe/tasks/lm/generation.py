@@ -12,16 +12,16 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
+from lingvo_moe.models.batches import zeros
+from lingvo_moe.models.lm_model import LanguageModel
 from lingvo_moe.search import beam_search, sampling
+from lingvo_moe.search.continuations import Listeners, Request, by_row
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import zeros
 from lingvo_moe.tasks.lm.lm_config import LanguageConfig
-from lingvo_moe.tasks.lm.lm_model import LanguageModel
-from lingvo_moe.tasks.plain_text.plain_text_task import ROWS, TextGenerator
-from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, PAD
+from lingvo_moe.tasks.plain_text_task import ROWS, TextGenerator
 from lingvo_moe.text import translator
-from lingvo_moe.text.continuations import Listeners, Request, by_row
+from lingvo_moe.vocab.plain_text_vocab import TextVocab
+from lingvo_moe.vocab.sentencepiece_vocab import BOS, PAD
 
 _ROUND = 16  # lengths of padded prompts are multiples of it, so that few shapes are compiled
 

@@ -5,12 +5,12 @@ import dataclasses
 from lingvo_moe.config import fields
 from lingvo_moe.config.fields import changeable, field
 from lingvo_moe.corpora.documents import DOCUMENTS
+from lingvo_moe.inputs.plain_text_config import PlainTextConfig
 from lingvo_moe.layers.embedding import CompetingOutputs, Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
-from lingvo_moe.tasks.lm.lm_model import LanguageModel
+from lingvo_moe.models.lm_model import LanguageModel
 from lingvo_moe.tasks.model_config import ModelConfig, SamplingConfig
-from lingvo_moe.tasks.plain_text.plain_text_config import PlainTextConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 

@@ -18,14 +18,14 @@ import numpy as np
 
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.temperature_sampling import shuffled
-from lingvo_moe.tasks import task, token_cache
-from lingvo_moe.tasks.batches import ArrayBatch
+from lingvo_moe.inputs import feed as feed_lib
+from lingvo_moe.inputs import token_cache, windows
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.inputs.token_cache import TokenCache
+from lingvo_moe.models.batches import ArrayBatch
 from lingvo_moe.tasks.lm.lm_config import LanguageConfig
-from lingvo_moe.tasks.plain_text import windows
-from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.token_cache import TokenCache
+from lingvo_moe.vocab.plain_text_vocab import TextVocab
+from lingvo_moe.vocab.sentencepiece_vocab import BOS, EOS
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
 
@@ -57,8 +57,8 @@ class Stream:
     return tuple(x.astype(np.int32) for x in (inputs_BT, labels_BT, segments_BT))
 
 
-class TrainInput(task.TrainInput):
-  """Training input: windows of the stream of documents; see task.TrainInput."""
+class TrainInput(feed_lib.TrainInput):
+  """Training input: windows of the stream of documents; see feed_lib.TrainInput."""
 
   keys = BATCH_KEYS
 

@@ -2,26 +2,24 @@
 
 import dataclasses
 import functools
-import os
 from typing import Any
 
 import numpy as np
 
-from lingvo_moe.storage import files
+from lingvo_moe.models.batches import zeros
+from lingvo_moe.search.repetition import FIELDS
 from lingvo_moe.tasks import metrics, task
-from lingvo_moe.tasks.batches import zeros
-from lingvo_moe.tasks.lm import generation, lm_graphs
+from lingvo_moe.tasks import plain_text_task as plain_text
+from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.lm_config import LanguageConfig
 from lingvo_moe.tasks.lm.lm_input import BATCH_KEYS, HeldOutInput, TrainInput
-from lingvo_moe.tasks.plain_text import plain_text_task as plain_text
-from lingvo_moe.tasks.plain_text.plain_text_vocab import TextVocab
-from lingvo_moe.tasks.sentencepiece_vocab import BOS
-from lingvo_moe.text.repetition import FIELDS
+from lingvo_moe.vocab.plain_text_vocab import TextVocab
+from lingvo_moe.vocab.sentencepiece_vocab import BOS
 
-_GENERATION = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens')
-_SAMPLING = (*_GENERATION, 'num_samples', 'prompt')
-_BEAM = ('beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping')
+GENERATION = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens')
+_SAMPLING = (*GENERATION, 'num_samples', 'prompt')
+BEAM = ('beam_size', 'length_norm_alpha', 'length_norm_k', 'early_stopping')
 
 
 class PerplexityJob(plain_text.PerplexityJob):
@@ -40,7 +38,7 @@ class PerplexityJob(plain_text.PerplexityJob):
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, options: task.HeldOutOptions):
     super().__init__(config, vocab, runner, options)
     text = repr((self._input.subsets, self._input.files)) + self._input.fingerprint
-    names = () if options.score else (*_SAMPLING, *(_BEAM if config.search == 'beam' else ()))
+    names = () if options.score else (*_SAMPLING, *(BEAM if config.search == 'beam' else ()))
     names += FIELDS if config.repetition and not options.score else ()
     self._set_settings(('eval_stride', *names), text)
     self.texts = {name: repr(counts) for name, counts in zip(self._input.subsets, self._input.files, strict=True)}
@@ -70,20 +68,11 @@ class LanguageTask(plain_text.PlainTextTask):
 
   config: LanguageConfig
   continues_text = True
+  exports_class = 'lingvo_moe.addons.export.language_exports.LanguageExports'
   train_input_class = TrainInput
   dev_input_class = HeldOutInput
   held_out_job_class = PerplexityJob
   translator_class = generation.Continuer
-
-  def engine_parts(self) -> task.EngineParts:
-    lm_graphs.require(self.config)
-    config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
-    values = {name: getattr(config, name) for name in (*_GENERATION, *_BEAM, *FIELDS)}
-    name = 'byte' if config.vocab == 'byte' else os.path.basename(config.vocab)
-    contents = {} if config.vocab == 'byte' else {name: files.read(config.vocab)}
-    width = config.beam_size if config.search == 'beam' else 1
-    settings = {'task': 'language', 'vocab': name, 'max_length': self.max_length, **values}
-    return task.EngineParts(lm_graphs.make(config, width), contents, settings)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     """Batch of random ids: rows of `window` tokens, or of 1 to `window` with padding after them."""

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import Advance
 from lingvo_moe.corpora import text
-from lingvo_moe.search import beam_search
+from lingvo_moe.inputs.mt_input import TextInput
+from lingvo_moe.search import beam_search, minimum_bayes_risk
+from lingvo_moe.search.continuations import Request, by_row
+from lingvo_moe.search.request import BEAM, NOTHING, TranslationRequest
+from lingvo_moe.search.text_constraints import TextConstraints
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.mt.mt_input import TextInput
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
-from lingvo_moe.text import language_tags, minimum_bayes_risk
-from lingvo_moe.text.alignment import Alignment
-from lingvo_moe.text.continuations import Request, by_row
-from lingvo_moe.text.request import BEAM, NOTHING, TranslationRequest
-from lingvo_moe.text.text_constraints import TextConstraints
+from lingvo_moe.vocab import language_tags
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
 

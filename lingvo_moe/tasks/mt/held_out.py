@@ -16,19 +16,21 @@ import numpy as np
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Advance, Progress
 from lingvo_moe.corpora import text
+from lingvo_moe.inputs import dev_lines
+from lingvo_moe.search import repetition
+from lingvo_moe.search.request import SEARCH, TranslationRequest
 from lingvo_moe.storage import log_directory
 from lingvo_moe.tasks import metrics, task
-from lingvo_moe.tasks.mt import dev_lines, scoring
-from lingvo_moe.text import language_tags, repetition
-from lingvo_moe.text.request import SEARCH, TranslationRequest
+from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.text.sentences import Paragraphs, TrainingLines
-from lingvo_moe.text.vocab import EOS
+from lingvo_moe.vocab import language_tags
+from lingvo_moe.vocab.vocab import EOS
 
 if TYPE_CHECKING:  # exports are evaluated without TensorFlow
   from lingvo_moe.addons.engine.exported_model import ExportedModel
   from lingvo_moe.tasks.mt.decoding import SentenceTranslator
   from lingvo_moe.tasks.mt.mt_config import MtConfig
-  from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
+  from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
 
 _SAMPLES = 3  # translations printed with the scores
 _SAMPLE_LENGTH = 200  # characters of one

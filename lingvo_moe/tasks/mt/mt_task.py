@@ -5,25 +5,19 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import tensorflow as tf
-
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
-from lingvo_moe.layers.attention import Now
-from lingvo_moe.layers.stack import StackCache
-from lingvo_moe.tasks import engine_graphs, inference, run_length, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
-from lingvo_moe.tasks.mt import decoding, dev_lines, mt_graphs, random_batch, run_vocabs
-from lingvo_moe.tasks.mt.ensemble import EnsembleConfig
+from lingvo_moe.inputs import dev_lines
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.inputs.mt_input import HeldOutInput, TrainInput
+from lingvo_moe.models.batches import BATCH_KEYS, zeros
+from lingvo_moe.tasks import inference, run_length, task
+from lingvo_moe.tasks.mt import decoding, random_batch, run_vocabs
+from lingvo_moe.tasks.mt.ensemble_config import EnsembleConfig
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.mt.mt_input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
-from lingvo_moe.text import language_tags
-from lingvo_moe.text.repetition import FIELDS
-from lingvo_moe.text.request import SEARCH
 from lingvo_moe.text.sentences import TrainingLines
+from lingvo_moe.vocab import language_tags
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
 
 _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
@@ -34,7 +28,7 @@ class TranslationTask(task.Task):
   config: MtConfig
   token_counts = ('source_tokens', 'target_tokens')
   subset = 'pair'
-  is_exported = True
+  exports_class = 'lingvo_moe.addons.export.translation_exports.TranslationExports'
   _dev_job: task.HeldOutJob | None = None  # its graph is traced once
 
   @property
@@ -88,10 +82,10 @@ class TranslationTask(task.Task):
       foreign |= dict.fromkeys(gates, tuple([*map(names.index, shared)] for names in (ours, there)))
     return foreign
 
-  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
+  def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
     return TrainInput(self.config, self.vocabs, cache_dir, feed)
 
-  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
+  def dev_input(self, cache_dir: str, feed: Feed) -> HeldOutInput:
     dev = HeldOutInput(self.config, self.vocabs, cache_dir, feed, self.config.eval_sentences)
     for warning in [] if feed.quiet else dev_lines.within_train(self.config, cache_dir):
       print(warning, file=sys.stderr)
@@ -139,14 +133,14 @@ class TranslationTask(task.Task):
   def choose_target(self, asked: str | None, source: str | None = None) -> language_tags.Languages:
     tags = sorted(self.config.tag_ids(self.vocabs[0])) if self.config.tag_target else None
     languages = language_tags.choose_target(tags, asked, source, both=self.config.tags_both)
-    return language_tags.check_pair(languages, self._gate_pairs)
+    return language_tags.check_pair(languages, self.gate_pairs)
 
   def targets(self) -> list[str]:
     tags = sorted(self.config.tag_ids(self.vocabs[0]))
-    return sorted({target for _, target in self._gate_pairs}) or tags
+    return sorted({target for _, target in self.gate_pairs}) or tags
 
   @property
-  def _gate_pairs(self) -> list[list[str]]:
+  def gate_pairs(self) -> list[list[str]]:
     """Pairs that a gate by pair was trained with."""
     language_of = {i: language for language, i in self.config.tag_ids(self.vocabs[0]).items()}
     return [[language_of[i] for i in tags] for _, tags in self.config.gate_tasks if len(tags) == 2]
@@ -168,54 +162,6 @@ class TranslationTask(task.Task):
     if not self.config.num_experts:
       raise UserError('a dense model routes no token: num_experts is 0')
     return self.translator(runner, batch_tokens=self.config.eval_batch_tokens or self.config.batch_tokens).routing
-
-  def text_function(self) -> task.TextFunction:
-    from lingvo_moe.tasks.mt.text_search import TextSearch  # slow to import: sacreBLEU and tensorflow_text
-
-    return TextSearch(self.config, self.vocabs)
-
-  def decoding_steps(self, rows: int) -> task.DecodingSteps:
-    """For beam_size hypotheses of each line, and max_length steps."""
-    config = self.config.for_inference()
-    program = config.program()
-    model = program.model
-    if model.task_tags and self.config.tags_both:
-      raise UserError('--stablehlo_rows is not for gate=by_pair, which reads the tag of the target: leave it out')
-    width, steps = config.beam_size, config.max_length
-
-    def encode(weights: Theta, source: task.Batch) -> StackCache:
-      theta = program.theta(weights)
-      return model.init_cache(theta, model.encode(theta, source)[0], steps * width)
-
-    def decode_step(weights: Theta, inputs: task.Batch, cache: StackCache) -> tuple[tf.Tensor, StackCache]:
-      time = inputs['time']
-      now = Now(time, time * width, inputs['mask'])
-      return model.decode_step(program.theta(weights), inputs['ids'], now, model.segments(inputs, 'src'), cache)
-
-    tokens = np.zeros([rows, steps], np.int32)
-    inputs = {
-      'ids': np.zeros([rows, width], np.int32),
-      'time': np.zeros([], np.int32),
-      'mask': np.zeros([rows, width, steps * width], np.float32),
-      'src_segments': tokens,
-      **({'src_ids': tokens} if model.task_tags else {}),
-    }
-    return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
-
-  def engine_parts(self) -> task.EngineParts:
-    config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
-    engine_graphs.require(config)
-    source, target = self.vocabs
-    names = 'beam_size', 'length_norm_alpha', 'length_norm_k', 'max_length', 'decode_ratio', 'decode_extra'
-    names += 'early_stopping', 'num_experts', 'several_sentences', 'long_line', *SEARCH, *FIELDS
-    settings = {name: getattr(config, name) for name in names}
-    settings |= {'task': 'translation', 'layers': config.decoder_layers}
-    settings['batch_tokens'] = decoding.default_batch_tokens(self.config)
-    settings |= {'tags': config.tag_ids(source), 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
-    settings |= {'gate_pairs': self._gate_pairs}
-    settings |= {'tag_sides': config.tag_sides, 'begin': config.begin_id}
-    files = {'source.model': source.model_bytes, 'target.model': target.model_bytes}
-    return task.EngineParts(mt_graphs.make(config), files, settings)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     return random_batch.random_batch(self.config, seed, full)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lingvo_moe.tasks.batches import ArrayBatch, padded
+from lingvo_moe.models.batches import ArrayBatch, padded
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.sentencepiece_vocab import EOS
+from lingvo_moe.vocab.sentencepiece_vocab import EOS
 
 _FIRST_ID = 10  # none of the special symbols
 

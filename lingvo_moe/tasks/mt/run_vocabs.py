@@ -11,13 +11,15 @@ from typing import Any
 from lingvo_moe.config import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.inputs import dev_lines
+from lingvo_moe.inputs.data_config import DataConfig
 from lingvo_moe.storage import files, json_files
 from lingvo_moe.storage.files import lock
-from lingvo_moe.tasks.mt import dev_lines, vocab_training
-from lingvo_moe.tasks.mt.mt_config import DataConfig, MtConfig
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab, check_size, own_copy
-from lingvo_moe.text import language_tags
+from lingvo_moe.tasks.mt import unwritten_text
+from lingvo_moe.tasks.mt.mt_config import MtConfig
 from lingvo_moe.text.sentences import TrainingLines
+from lingvo_moe.vocab import language_tags, vocab_training
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab, check_size, own_copy
 
 # Settings that train_vocab has under the same names.
 _OF_TRAINING = ('temperature', 'max_sentences', 'character_coverage', 'tag_sides', 'seed')
@@ -64,8 +66,7 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
     )
   for side, vocab in vocabs.items():
     if given[side] and not resumed and side != 'source':
-      if warning := vocab_training.unwritten(vocab, dev_lines.trained_pairs(config)):
-        print(warning, file=sys.stderr)
+      unwritten_text.warn(vocab, dev_lines.trained_pairs(config))
     rules = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
     for name, value in {**dict.fromkeys(rules, vocab.normalization), f'{_field(side)}_size': vocab.size}.items():
       changes[name], asked = value, getattr(config, name)
@@ -184,6 +185,8 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str) -> str:
       overwrite=True,
       exact_size=False,
     )
+    if side != 'source':
+      unwritten_text.warn(TaggedVocab(output + '.model'), pairs)
     made = {**settings, 'fingerprint': files.sha256(output + '.model')}
     files.write(output + '.json', json_files.dump(made, indent=2))
   return output + '.model'

@@ -29,20 +29,20 @@ from lingvo_moe.addons.engine import exported, exported_translator, manifest, nu
 from lingvo_moe.addons.engine.graph import available_threads
 from lingvo_moe.addons.engine.lanes import Lanes
 from lingvo_moe.addons.engine.numpy_beam import BeamValues
+from lingvo_moe.addons.export import engine_graphs, litert_export, mt_graphs
 from lingvo_moe.cli.commands import export
 from lingvo_moe.cli.machine import RuntimeOptions
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.length_norm import LengthNorm
+from lingvo_moe.models.export_forms import EngineParts
 from lingvo_moe.ops import backend, litert
 from lingvo_moe.run import results as results_lib
-from lingvo_moe.runtime import litert_export
+from lingvo_moe.search import beam
+from lingvo_moe.search.length_norm import LengthNorm
 from lingvo_moe.storage import files as files_lib
 from lingvo_moe.storage import json_files
-from lingvo_moe.tasks import engine_graphs, inference
-from lingvo_moe.tasks.mt import mt_graphs
-from lingvo_moe.tasks.task import EngineParts
-from lingvo_moe.text import beam, translator
+from lingvo_moe.tasks import inference
+from lingvo_moe.text import translator
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
 

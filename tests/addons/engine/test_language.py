@@ -15,15 +15,15 @@ from shared_traces import untraced
 import lingvo_moe
 from lingvo_moe import decoder
 from lingvo_moe.addons.engine import numpy_sampling
+from lingvo_moe.addons.export import litert_export
 from lingvo_moe.cli.commands import export
 from lingvo_moe.config import configuration
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime import litert_export
+from lingvo_moe.search import continuations
 from lingvo_moe.search import sampling as reference
-from lingvo_moe.text import continuations
-from lingvo_moe.text.continuations import Listeners, Request
+from lingvo_moe.search.continuations import Listeners, Request
 
 MODEL = 'lm.shakespeare.Tiny'
 PROMPTS = ['1 and', '', 'a\nb \\n', '12 and 13 make', '7' * 40]  # windows have 16 tokens

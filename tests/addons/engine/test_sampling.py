@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.addons.engine import numpy_sampling
-from lingvo_moe.text.vocab import PAD
+from lingvo_moe.vocab.vocab import PAD
 
 LOGITS_V = np.array([-9, -9, -9, 0, 0.1, 0.2, 0.1, 0], np.float32)  # greedily 5, drawn all but evenly from 3 to 7
 SHORT, LONG = 2, 9  # limits of the first and of the second row

@@ -20,15 +20,16 @@ from lingvo_moe.addons.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.cli.commands import export
 from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.inputs.mt_input import TextInput
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.models import batches
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks import batches, inference
+from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.mt_input import TextInput
-from lingvo_moe.tasks.sentencepiece_vocab import EOS
 from lingvo_moe.tasks.task import task_of
+from lingvo_moe.vocab.sentencepiece_vocab import EOS
 
 BOTH_TAGS = {'m2m100': ('de', 'en'), 'nllb': ('deu_Latn', 'eng_Latn'), 'nllb_moe': ('deu_Latn', 'eng_Latn')}
 TRANSLATION = ('marian', 't5', 't5_v1_1', 'switch', *BOTH_TAGS)

@@ -18,7 +18,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.text import vocab as core_vocab
+from lingvo_moe.vocab import vocab as core_vocab
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def test_pieces_like_tags_of_a_model_without_tags_are_text_in_a_run_and_in_its_e
   theirs, own = importing.read(str(folder))[1].symbols.theirs, sentencepiece.SentencePieceProcessor()
   own.LoadFromSerializedProto(proto.SerializeToString())
   task, lines = task_of(config), ['<2en> Am Anfang', 'Der<2de>Zug <@bt>']
-  for name, model in task.engine_parts().files.items():
+  for name, model in task.exports.engine_parts().files.items():
     (tmp_path / name).write_bytes(model)
   for encode in (task.vocabs[0].encode, core_vocab.Vocab(str(tmp_path / 'source.model')).encode):
     found = [[theirs[i] for i in ids] for ids in encode(lines)]

@@ -18,7 +18,7 @@ from served_stub import Hypothesis, Stub
 from lingvo_moe.addons.serving import server
 from lingvo_moe.addons.serving.connections import Connections
 from lingvo_moe.addons.serving.http_app import HttpApp
-from lingvo_moe.text.alignment import Alignment, Token
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.text.translator import Answers
 
 ENGLISH = {'ein': 'a', 'hund': 'dog', 'läuft': 'runs', 'weg': 'away', 'der': 'the', 'مرحبا': 'hello'}

@@ -11,6 +11,7 @@ from lingvo_moe.config import registry
 from lingvo_moe.config.fields import changeable, field
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant, WeightSpec
+from lingvo_moe.inputs import feed as feed_lib
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program
@@ -42,7 +43,7 @@ class Bigram:
     return loss, metrics
 
 
-class Lines(task_lib.TrainInput, task_lib.DevInput):
+class Lines(feed_lib.TrainInput, feed_lib.DevInput):
   """Batches of one line each, as bytes."""
 
   def __init__(self, path):

@@ -8,15 +8,15 @@ import tensorflow as tf
 import tiny_config
 from random_theta import theta_of
 
+from lingvo_moe.addons.export import pruning
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.by_task import ByTarget, tasks_of, with_tasks
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.run import pruning
+from lingvo_moe.models.batches import FIRST
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.batches import FIRST
 from lingvo_moe.tasks.lm.lm_config import LmConfig
 
 TASKS = (('de', (10,)), ('fr', (11,)), ('it', (13,)))

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tiny_config
 
+from lingvo_moe.addons.export import pruning
 from lingvo_moe.config import fields
 from lingvo_moe.config.fields import field
 from lingvo_moe.core import prng, weights
@@ -21,8 +22,8 @@ from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
-from lingvo_moe.run import pruning
-from lingvo_moe.tasks import metrics, sizes
+from lingvo_moe.models import sizes
+from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.mt.mt_task import TranslationTask
 
 OPTIONS = types.SimpleNamespace(

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.batches import BATCH_KEYS
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.models.batches import BATCH_KEYS
 from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
 from lingvo_moe.tasks.denoising.denoising_input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.denoising.sentinel_vocab import SentinelVocab
-from lingvo_moe.tasks.plain_text import plain_text_vocab as vocab_lib
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS
-from lingvo_moe.tasks.task import Feed, task_of
-from lingvo_moe.text.text_vocab import Bytes
+from lingvo_moe.tasks.task import task_of
+from lingvo_moe.vocab import plain_text_vocab as vocab_lib
+from lingvo_moe.vocab.sentencepiece_vocab import BOS, EOS
+from lingvo_moe.vocab.sentinel_vocab import SentinelVocab
+from lingvo_moe.vocab.text_vocab import Bytes
 
 TEXT = ''.join(f'line {i} of {i * 7}\n' for i in range(40))
 

@@ -10,13 +10,13 @@ import tensorflow as tf
 from language_models import on_backend, stacked
 from random_theta import theta_of
 
+from lingvo_moe.models.batches import padded
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.batches import padded
 from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
 from lingvo_moe.tasks.denoising.denoising_task import Filler
-from lingvo_moe.tasks.sentencepiece_vocab import EOS
 from lingvo_moe.tasks.task import Hypothesis, task_of
+from lingvo_moe.vocab.sentencepiece_vocab import EOS
 
 CONFIG = DenoisingConfig(
   vocab_size=10,

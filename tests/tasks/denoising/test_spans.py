@@ -9,9 +9,9 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.temperature_sampling import fold
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.denoising_config import DenoisingConfig
-from lingvo_moe.tasks.denoising.sentinel_vocab import SentinelVocab
-from lingvo_moe.tasks.sentencepiece_vocab import EOS
-from lingvo_moe.text.text_vocab import Characters
+from lingvo_moe.vocab.sentencepiece_vocab import EOS
+from lingvo_moe.vocab.sentinel_vocab import SentinelVocab
+from lingvo_moe.vocab.text_vocab import Characters
 
 FIRST = 99  # id of the first sentinel
 

@@ -11,14 +11,15 @@ import sentencepiece
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
+from lingvo_moe.inputs.feed import Feed
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.lm_config import LmConfig
 from lingvo_moe.tasks.lm.lm_input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.plain_text import plain_text_vocab as vocab_lib
-from lingvo_moe.tasks.plain_text.plain_text_vocab import Pieces
-from lingvo_moe.tasks.sentencepiece_vocab import BOS, EOS, SPECIAL, UNK
-from lingvo_moe.tasks.task import Feed, task_of
-from lingvo_moe.text.text_vocab import Bytes, Characters
+from lingvo_moe.tasks.task import task_of
+from lingvo_moe.vocab import plain_text_vocab as vocab_lib
+from lingvo_moe.vocab.plain_text_vocab import Pieces
+from lingvo_moe.vocab.sentencepiece_vocab import BOS, EOS, SPECIAL, UNK
+from lingvo_moe.vocab.text_vocab import Bytes, Characters
 
 TEXT = ''.join(f'line {i} of {i * 7}\n' for i in range(40))
 

@@ -15,14 +15,15 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.inputs import pair_caches as cache
+from lingvo_moe.inputs.feed import Feed
+from lingvo_moe.inputs.mt_input import TrainInput
+from lingvo_moe.models.batches import ALIGNED
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.batches import ALIGNED
-from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.mt.mt_input import TrainInput
-from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
-from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.task import task_of
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
+from lingvo_moe.vocab.vocab_training import train_vocab
 
 CONFIG = MtConfig(
   model_dim=16,

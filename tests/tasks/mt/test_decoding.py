@@ -17,9 +17,9 @@ from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.mt_config import MtConfig
-from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.sentencepiece_vocab import TaggedVocab
 from lingvo_moe.tasks.task import Hypothesis, task_of
+from lingvo_moe.vocab.sentencepiece_vocab import TaggedVocab
+from lingvo_moe.vocab.vocab_training import train_vocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

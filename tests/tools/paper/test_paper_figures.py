@@ -14,7 +14,7 @@ pytest.importorskip('jax')
 pytest.importorskip('matplotlib')
 
 from lingvo_moe.addons.analysis.parts import PARTS
-from lingvo_moe.tasks import sizes
+from lingvo_moe.models import sizes
 from paper import claims, figures, plots, report_cache, step_times
 from paper.claims import Case
 from paper.report_cache import ReportCache
