@@ -6,7 +6,6 @@ and its decoding, and says in `model()` which model they make; see tasks/mt/mt_c
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar
 
 from lingvo_moe.config import fields
@@ -19,12 +18,10 @@ from lingvo_moe.layers.gates import table as gates
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.lora import Lora
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.optim import schedule
-from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.optim.adam import Adam, AdamW
 from lingvo_moe.optim.moving_average import WithMovingAverage
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.schedule import Schedule
+from lingvo_moe.optim.tables import OPTIMIZERS, SCHEDULES, ThatRead
 from lingvo_moe.program import Program
 from lingvo_moe.search import repetition as repetition_lib
 from lingvo_moe.search.beam import EARLY_STOPPING, MARGIN
@@ -33,30 +30,6 @@ from lingvo_moe.tasks import run_length
 _Part = TypeVar('_Part')
 _NO_END = 2**31 - 1
 _CHOSEN = '; None: chosen when a run begins, '
-# Schedules and optimizers by name, each with the fields of a configuration that are its arguments.
-_Table = Mapping[str, tuple[type, Mapping[str, str]]]
-_WARMUP = {'peak': 'learning_rate', 'warmup': 'warmup_steps'}
-_TO_END = {**_WARMUP, 'end': 'max_steps'}
-_SCHEDULES: _Table = {
-  'inverse_sqrt': (schedule.InverseSquareRoot, {'rate': 'learning_rate', 'decay_after': 'warmup_steps'}),
-  'warmup_inverse_sqrt': (schedule.WarmupInverseSquareRoot, _WARMUP),
-  'warmup_linear': (schedule.WarmupLinear, _TO_END),
-  'cosine': (schedule.WarmupCosine, {**_TO_END, 'final': 'final_rate'}),
-  'wsd': (schedule.WarmupStableDecay, {**_TO_END, 'final': 'final_rate', 'share': 'decay_share'}),
-  'constant': (schedule.ConstantRate, {'rate': 'learning_rate'}),
-}
-_OPTIMIZERS: _Table = {
-  'adafactor': (Adafactor, {'beta2_cap': 'beta2_cap'}),
-  'adam': (Adam, {'beta2': 'adam_beta2'}),
-  'adamw': (AdamW, {'beta2': 'adam_beta2', 'weight_decay': 'weight_decay'}),
-}
-
-
-def _that_read(table: _Table, field_name: str) -> list[str]:
-  """Names of the schedules or optimizers that a field is an argument of."""
-  return [name for name, (_, arguments) in table.items() if field_name in arguments.values()]
-
-
 # Conditions under which fields have an effect.
 EXPERTS_THERE = {'num_experts': ON}
 
@@ -258,26 +231,26 @@ class ModelConfig(BatchConfig):
     when=EXPERTS_THERE,
   )
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
-  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=tuple(_OPTIMIZERS))
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=OPTIMIZERS)
   adam_beta2: float | None = field(
     None,
     'Decay rate of the second moments; None: 0.98 of adam, 0.999 of adamw.',
     above=0,
     below=1,
-    when={'optimizer': _that_read(_OPTIMIZERS, 'adam_beta2')},
+    when={'optimizer': ThatRead(OPTIMIZERS, 'adam_beta2')},
   )
   weight_decay: float = field(
     0.01,
     'Share of the learning rate by which an update shrinks matrices; not norms, not biases.',
     at_least=0,
-    when={'optimizer': _that_read(_OPTIMIZERS, 'weight_decay')},
+    when={'optimizer': ThatRead(OPTIMIZERS, 'weight_decay')},
   )
   beta2_cap: float = field(
     0.99,
     'The second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.',
     above=0,
     at_most=1,
-    when={'optimizer': _that_read(_OPTIMIZERS, 'beta2_cap')},
+    when={'optimizer': ThatRead(OPTIMIZERS, 'beta2_cap')},
   )
   average_decay: float = field(
     0.0,
@@ -292,21 +265,21 @@ class ModelConfig(BatchConfig):
     'learning_rate at warmup_steps. warmup_inverse_sqrt: then falling as 1 / sqrt(t); warmup_linear: then falling '
     'linearly, to 0 after max_steps; cosine: as half a cosine, to final_rate at max_steps; wsd (warm-up, stable, '
     'decay): level, and linear to final_rate over the last decay_share of max_steps. constant: always learning_rate.',
-    choices=tuple(_SCHEDULES),
+    choices=SCHEDULES,
   )
   final_rate: float = field(
     0.0,
     'Share of learning_rate at max_steps.',
     at_least=0,
     at_most=1,
-    when={'schedule': _that_read(_SCHEDULES, 'final_rate')},
+    when={'schedule': ThatRead(SCHEDULES, 'final_rate')},
   )
   decay_share: float = field(
     0.2,
     'Share of max_steps, the last, over which the rate falls.',
     above=0,
     at_most=1,
-    when={'schedule': _that_read(_SCHEDULES, 'decay_share')},
+    when={'schedule': ThatRead(SCHEDULES, 'decay_share')},
   )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int | None = field(
@@ -315,7 +288,7 @@ class ModelConfig(BatchConfig):
     at_least=1,
     settled=True,
     open=(None,),
-    when={'schedule': _that_read(_SCHEDULES, 'warmup_steps')},
+    when={'schedule': ThatRead(SCHEDULES, 'warmup_steps')},
   )
   freeze: str = field(
     '',
@@ -337,7 +310,7 @@ class ModelConfig(BatchConfig):
   max_steps: int | None = changeable(
     100_000,
     f'Step at which training ends{_CHOSEN}so many that training reads {run_length.POSITIONS:,} * sqrt(n) positions, '
-    f'where an epoch has n. The schedules {", ".join(_that_read(_SCHEDULES, "max_steps"))} end there: with another '
+    f'where an epoch has n. The schedules {", ".join(ThatRead(SCHEDULES, "max_steps"))} end there: with another '
     'max_steps, a run that goes on has other rates from then on, and says both.',
     at_least=0,
     settled=True,
@@ -409,17 +382,11 @@ class ModelConfig(BatchConfig):
   @property
   def _schedule(self) -> Schedule:
     steps = {'warmup_steps': self.warmup_steps or 1, 'max_steps': self.max_steps or _NO_END}
-    return self._make_of(_SCHEDULES[self.schedule], **steps)
+    return SCHEDULES[self.schedule].of(self, **steps)
 
   @property
   def _optimizer(self) -> Optimizer:
-    return self._make_of(_OPTIMIZERS[self.optimizer])
-
-  def _make_of(self, entry: tuple[type[_Part], Mapping[str, str]], **values: Any) -> _Part:
-    """A schedule or an optimizer of its entry in a table, with `values` in place of the fields' own."""
-    part, arguments = entry
-    arguments = {argument: values.get(name, getattr(self, name)) for argument, name in arguments.items()}
-    return part(**{argument: value for argument, value in arguments.items() if value is not None})
+    return OPTIMIZERS[self.optimizer].of(self)
 
   @property
   def repetition(self) -> repetition_lib.Repetition | None:

@@ -46,13 +46,13 @@ class TransformerConfig(ModelConfig):
   ffn_dropout: float = field(
     0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1, when={'has_dense_layers': ON}
   )
-  norm: str = field('layer', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
+  norm: str = field('layer', 'Normalisation: LayerNorm or RMSNorm.', choices=NORMS)
   norm_epsilon: float = field(1e-6, 'Added to variances.', above=0)
   norm_first: bool = field(True, 'Whether residual branches normalise their input; otherwise the sum, as in 2017.')
   post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
   bias: bool = field(True, 'Whether attention and dense feed-forward layers have biases.')
   activation: str = field(
-    'relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS), when={'has_dense_layers': ON}
+    'relu', 'Hidden layer of dense feed-forward layers.', choices=ACTIVATIONS, when={'has_dense_layers': ON}
   )
   attention_scale: float = field(0.0, 'Factor of the scores of attention; 0: K^-0.5.', at_least=0)
   embedding_scale: float = field(0.0, 'Factor of embeddings; 0: the root of model_dim.', at_least=0)
