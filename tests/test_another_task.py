@@ -39,6 +39,22 @@ def test_what_a_task_leaves_out_is_refused_in_words(toy):
       call()
 
 
+@pytest.mark.parametrize(
+  'named, words',
+  [
+    ('toy.Missing', "saw 'toy.Missing': module 'toy' has no attribute 'Missing'; write it as f'{__name__}.NAME'"),
+    ('gone.Task', "saw 'gone.Task': No module named 'gone'"),
+    ('BytesTask', "saw 'BytesTask': Empty module name"),
+    ('toy.Bigram', "saw 'toy.Bigram', which is not one: derive it from lingvo_moe.tasks.task.Task"),
+  ],
+)
+def test_a_task_class_that_is_none_is_refused_in_a_line(toy, named, words, monkeypatch):
+  monkeypatch.setattr(toy.Bytes, 'task_class', named)
+  with pytest.raises(UserError) as error:
+    task_lib.task_of(toy.Bytes())
+  assert str(error.value).startswith('task_class must be the module and name of a subclass of Task; ' + words)
+
+
 def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(toy, tmp_path, capsys):
   (tmp_path / 'corpus').mkdir()
   for split, lines in (('train', ['abab', 'ababab', 'ab'] * 4), ('dev', ['abab', 'ab']), ('test', ['ab', 'abababab'])):

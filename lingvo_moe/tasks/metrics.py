@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.storage import log_directory
 
 
@@ -11,18 +12,27 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
   """Loss, parts of the objective, gradient norm and learning rate by name; of MoE layers balance, drops and entropy.
 
   Args:
-    metrics: a training step's, with 'xent' and 'target_tokens' summed over the batch, and 'routing', {layer: Stats}.
+    metrics: a training step's, with 'xent' and 'target_tokens' summed over the batch; with MoE layers also 'aux_loss'
+      and 'routing', {layer: Stats}.
+
+  Raises:
+    UserError: without a loss of tokens, which a task of one's own may have.
   """
+  if missing := {'xent', 'target_tokens'} - metrics.keys():
+    raise UserError(
+      f"the metrics of a training step must have 'xent' and 'target_tokens', summed over the batch; saw no "
+      f'{" and no ".join(sorted(missing))}: return them from the loss, or override scalars() of the task'
+    )
   tokens = max(float(metrics['target_tokens']), 1.0)
   flat = {
     'loss': metrics['xent'] / tokens,
     **{log_directory.objective_part(name): value for name, value in metrics.get('objective_parts', {}).items()},
-    'aux_loss': metrics['aux_loss'],
+    **({'aux_loss': metrics['aux_loss']} if 'aux_loss' in metrics else {}),
     'grad_norm': metrics['grad_norm'],
     'learning_rate': metrics['learning_rate'],
     'target_tokens': metrics['target_tokens'],
   }
-  for layer, stats in metrics['routing'].items():
+  for layer, stats in metrics.get('routing', {}).items():
     flat |= {log_directory.moe_metric(layer, name): value for name, value in _routing_scalars(stats).items()}
   return {name: float(value) for name, value in flat.items()}
 

@@ -238,7 +238,10 @@ class Task:
     return {}
 
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Logged values of a training step's metrics, by name; 'loss' among them, the cross-entropy in nats a token."""
+    """Logged values of a training step's metrics, by name; 'loss' among them, the cross-entropy in nats a token.
+
+    The default is of metrics with 'xent' (summed, in nats) and 'target_tokens'; those of experts may be there or not.
+    """
     return metrics_lib.scalars(metrics)
 
   # Decoding
@@ -278,8 +281,7 @@ class Task:
   @property
   def exports(self) -> Exports:
     """Forms in which the model is exported."""
-    module, _, name = self.exports_class.rpartition('.')
-    return getattr(importlib.import_module(module), name)(self)
+    return _class_named(self.exports_class, 'exports_class', Exports)(self)
 
   # Measurement without text: lingvo-moe cost, lint, parity and bench
 
@@ -301,6 +303,18 @@ class Task:
 
 
 def task_of(config: TaskConfig) -> Task:
-  """The task of a configuration."""
-  module, _, name = config.task_class.rpartition('.')
-  return getattr(importlib.import_module(module), name)(config)
+  """The task of a configuration; UserError where its `task_class` names none."""
+  return _class_named(config.task_class, 'task_class', Task)(config)
+
+
+def _class_named(path: str, attribute: str, base: type) -> type:
+  """The class of a module and name, 'toy.BytesTask', which an attribute has."""
+  module, _, name = path.rpartition('.')
+  rule = f'{attribute} must be the module and name of a subclass of {base.__name__}; saw {path!r}'
+  try:
+    found = getattr(importlib.import_module(module), name)
+  except (ImportError, AttributeError, ValueError) as e:  # ValueError: there is no module
+    raise UserError(f"{rule}: {e}; write it as f'{{__name__}}.NAME' in the file of the class") from e
+  if not (isinstance(found, type) and issubclass(found, base)):
+    raise UserError(f'{rule}, which is not one: derive it from {base.__module__}.{base.__name__}')
+  return found

@@ -3,7 +3,9 @@
 import types
 
 import numpy as np
+import pytest
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics
 
 
@@ -17,6 +19,16 @@ def test_drops_of_every_choice_are_logged():
   dropped = {name.rpartition('/')[2]: value for name, value in found.items() if name.endswith('dropped')}
   assert list(dropped.values()) == [r / 4 for r in range(10)]
   assert list(dropped)[7:] == ['eighth_dropped', 'choice_9_dropped', 'choice_10_dropped']
+
+
+def test_a_model_without_experts_logs_its_loss_a_token():
+  found = metrics.scalars({'xent': 6.0, 'target_tokens': 4.0, 'grad_norm': 1.0, 'learning_rate': 0.5})
+  assert found == {'loss': 1.5, 'grad_norm': 1.0, 'learning_rate': 0.5, 'target_tokens': 4.0}
+
+
+def test_metrics_without_a_loss_of_tokens_are_refused_with_the_way_out():
+  with pytest.raises(UserError, match=r'saw no target_tokens and no xent: .*override scalars\(\) of the task'):
+    metrics.scalars({'loss': 1.0, 'grad_norm': 1.0, 'learning_rate': 0.5})
 
 
 def test_the_dropped_share_is_of_all_choices_of_all_layers():

@@ -122,8 +122,5 @@ class BytesTask(task_lib.Task):
   def dev_input(self, cache_dir, feed):
     return Lines(self._path('dev'))
 
-  def scalars(self, metrics):
-    return {'loss': float(metrics['loss'])}
-
   def held_out_job(self, runner, options):
     return Perplexity(Bigram(), self._path(options.split), runner)
