@@ -9,7 +9,7 @@ from lingvo_moe import ops
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, Uniform, WeightSpec, glorot_uniform
-from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned, offsets_of_rows, rotate
+from lingvo_moe.layers.positions import PositionBias, offsets_of_owned, offsets_of_rows, rotate
 from lingvo_moe.ops.remat import keep
 from lingvo_moe.xla_sharding import shard
 
@@ -62,7 +62,7 @@ class Attention:
   bias: bool = True  # whether there are biases
   # largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit
   logit_cap: float = 0.0
-  relative: RelativePositions | None = None  # relative position bias, for self-attention; None: none
+  relative: PositionBias | None = None  # by the offsets of keys, for self-attention; None: none
   attention_scale: float = 0.0  # factor of the scores; 0: K^-0.5, by which they have unit variance. T5 has 1.
 
   def __post_init__(self):
@@ -111,11 +111,9 @@ class Attention:
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
     specs = {name: spec for name, spec in specs.items() if self.bias or not name.startswith('b')}
-    if self.relative:
-      buckets = self.relative.num_buckets
-      specs['relative'] = WeightSpec(
-        (buckets, *heads), f'J{letters}', Uniform(glorot_uniform(buckets, self.num_heads).limit)
-      )
+    if self.relative and (rows := self.relative.table_rows):
+      initial = Uniform(glorot_uniform(rows, self.num_heads).limit)
+      specs['relative'] = WeightSpec((rows, *heads), f'J{letters}', initial)
     return specs
 
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None) -> Cache:
@@ -179,7 +177,8 @@ class Attention:
       return None
     b = '1' if offsets_BTU is None else 'B'
     offsets_BTU = offsets_of_rows(sizes(x_BTM)[1]) if offsets_BTU is None else offsets_BTU
-    return shard(self.relative.bias(theta['relative'], offsets_BTU), f'{b}{self._heads[1]}TU')
+    heads, letters = self._heads
+    return shard(self.relative.bias(theta.get('relative'), offsets_BTU, heads), f'{b}{letters}TU')
 
   def _rotated(self, x_BnTK: tf.Tensor, positions_BT: tf.Tensor | None) -> tf.Tensor:
     """Queries or keys with rotary positions, if there are any."""

@@ -1,7 +1,10 @@
-"""Positions in attention: rotary embedding (RoPE), and relative position bias (T5)."""
+"""Positions in attention: rotary embedding (RoPE), relative position bias (T5), and the kinds of positions by name."""
 
+import abc
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -33,8 +36,27 @@ def rotate(x_BNTK: tf.Tensor, positions_BT: tf.Tensor, base: float = 10_000.0) -
   return tf.cast(tf.concat([first * cos - second * sin, second * cos + first * sin], axis=-1), x_BNTK.dtype)
 
 
+class PositionBias(abc.ABC):
+  """Bias of the scores of self-attention, by head and by the offset of a key from its query."""
+
+  @property
+  def table_rows(self) -> int:
+    """J, rows of a learnt table of numbers by head; 0: nothing is learnt."""
+    return 0
+
+  @abc.abstractmethod
+  def bias(self, table_JN: tf.Tensor | None, offsets_BTU: tf.Tensor, heads: tuple[int, ...]) -> tf.Tensor:
+    """Biases [B, N, T, U] of scores; of query heads that share keys, [B, N, Q, T, U].
+
+    Args:
+      table_JN: the learnt table, [J, N] or [J, N, Q]; None where nothing is learnt.
+      offsets_BTU: int32; position of the key less that of the query. B may be of length one.
+      heads: sizes (N,), or (N, Q).
+    """
+
+
 @dataclasses.dataclass(frozen=True)
-class RelativePositions:
+class RelativePositions(PositionBias):
   """Relative position bias of T5 (Raffel et al., arXiv 1910.10683, section 2.1): a learnt number by head and bucket.
 
   Buckets are those of offsets of keys from queries. Half of the buckets of a direction hold one distance each, 0, 1,
@@ -53,6 +75,15 @@ class RelativePositions:
         f'num_buckets={self.num_buckets}, max_distance={self.max_distance}: use fewer buckets, or a larger distance'
       )
 
+  @classmethod
+  def of(cls, config: Any, is_decoder: bool) -> Self:
+    """Of an encoder, or of a decoder, whose queries see no later keys."""
+    return cls(config.relative_buckets, config.relative_distance, bidirectional=not is_decoder)
+
+  @property
+  def table_rows(self) -> int:
+    return self.num_buckets
+
   @property
   def _buckets(self) -> int:
     """Buckets of a direction."""
@@ -68,12 +99,19 @@ class RelativePositions:
     bucket = tf.where(distance < exact, distance, tf.minimum(far, self._buckets - 1))
     return bucket + tf.where(offsets > 0, self._buckets, 0) if self.bidirectional else bucket
 
-  def bias(self, table_JN: tf.Tensor, offsets_BTU: tf.Tensor) -> tf.Tensor:
-    """Biases [B, N, T, U] of scores; a table [J, N, Q], of query heads that share keys, gives [B, N, Q, T, U]."""
-    letters = 'NQ'[: table_JN.shape.rank - 1]
+  def bias(self, table_JN, offsets_BTU, heads):
+    letters = 'NQ'[: len(heads)]
     # By one-hot, as the gradient of a gather would be sparse.
     hot_BTUJ = tf.one_hot(self.buckets(offsets_BTU), self.num_buckets, dtype=table_JN.dtype)
     return tf.einsum(f'BTUJ,J{letters}->B{letters}TU', hot_BTUJ, table_JN)
+
+
+# Kinds of positions of an encoder-decoder by name: the bias of a configuration's stack, which is the decoder or not.
+# Sinusoids are added to embeddings, and bias nothing.
+POSITIONS: dict[str, Callable[[Any, bool], PositionBias | None]] = {
+  'sinusoidal': lambda config, is_decoder: None,
+  'relative': RelativePositions.of,
+}
 
 
 def offsets_of_rows(length: int | tf.Tensor) -> tf.Tensor:

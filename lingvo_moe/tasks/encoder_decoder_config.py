@@ -7,7 +7,7 @@ from lingvo_moe.config import fields
 from lingvo_moe.config.fields import field
 from lingvo_moe.layers.embedding import Embedding, Sinusoids
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.positions import RelativePositions
+from lingvo_moe.layers.positions import POSITIONS, PositionBias
 from lingvo_moe.models.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.model_config import EXPERTS_THERE
 from lingvo_moe.tasks.transformer_config import TransformerConfig
@@ -32,7 +32,7 @@ class EncoderDecoderConfig(TransformerConfig):
   positions: str = field(
     'sinusoidal',
     'Positions: sinusoids that are added to embeddings, or relative biases of self-attention (T5).',
-    choices=('sinusoidal', 'relative'),
+    choices=POSITIONS,
   )
   position_offset: int = field(
     0, 'Position of the first symbol in the sinusoids.', at_least=0, when={'positions': ('sinusoidal',)}
@@ -97,7 +97,5 @@ class EncoderDecoderConfig(TransformerConfig):
     hidden_dim = self.joined_experts * (self.expert_dim or self.ff_dim)
     return FeedForward(self.model_dim, hidden_dim, activation=self.expert, bias=self.expert_bias)
 
-  def _relative(self, is_decoder: bool) -> RelativePositions | None:
-    if self.positions != 'relative':
-      return None
-    return RelativePositions(self.relative_buckets, self.relative_distance, bidirectional=not is_decoder)
+  def _relative(self, is_decoder: bool) -> PositionBias | None:
+    return POSITIONS[self.positions](self, is_decoder)

@@ -1,13 +1,16 @@
 """Relative positions: T5's buckets by hand, and a decoder that sees the same distances step by step."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
+from lingvo_moe.config import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention, Now, causal_mask
-from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned
+from lingvo_moe.layers.positions import POSITIONS, PositionBias, RelativePositions, offsets_of_owned
 from lingvo_moe.layers.transformer import Layer
 
 
@@ -33,7 +36,8 @@ def test_t5s_own_sizes():
 
 def test_the_bias_is_the_entry_of_the_offsets_bucket():
   table_JN = tf.reshape(tf.range(8.0), [4, 2])
-  bias = RelativePositions(4, 8, bidirectional=False).bias(table_JN, tf.constant([[[0, 1], [-1, 0]]]))
+  offsets_BTU = tf.constant([[[0, 1], [-1, 0]]])
+  bias = RelativePositions(4, 8, bidirectional=False).bias(table_JN, offsets_BTU, (2,))
   assert bias.numpy().tolist() == [[[[0, 0], [2, 0]], [[1, 1], [3, 1]]]]
 
 
@@ -54,9 +58,21 @@ def test_the_bias_is_added_to_the_scores():
   np.testing.assert_allclose(attention(theta, x_BTM, x_BTM, tf.ones([2, 7, 7])), alone, atol=1e-5)
 
 
+class Distance(PositionBias):
+  """Bias of a user's own that learns nothing: the distance by a rate of each head."""
+
+  def bias(self, table_JN, offsets_BTU, heads):
+    assert table_JN is None
+    rates_N = tf.reshape(tf.range(1.0, 1.0 + math.prod(heads)), heads)
+    letters = 'NQ'[: len(heads)]
+    return -tf.einsum(f'BTU,{letters}->B{letters}TU', tf.cast(tf.abs(offsets_BTU), tf.float32), rates_N)
+
+
 @pytest.mark.parametrize('kv_heads', [4, 2])
-def test_decoding_step_by_step_attends_as_the_whole_row_does(kv_heads):
-  attention = Attention(8, 4, 2, num_kv_heads=kv_heads, relative=RelativePositions(6, 8, bidirectional=False))
+@pytest.mark.parametrize('relative', [RelativePositions(6, 8, bidirectional=False), Distance()])
+def test_decoding_step_by_step_attends_as_the_whole_row_does(kv_heads, relative):
+  attention = Attention(8, 4, 2, num_kv_heads=kv_heads, relative=relative)
+  assert ('relative' in attention.weights()) == (relative.table_rows > 0)
   theta = theta_of(attention, seed=1, scale=1.0)
   x_BTM = tf.random.normal([2, 7, 8])
   whole = attention(theta, x_BTM, x_BTM, causal_mask(7))
@@ -83,3 +99,15 @@ def test_self_attention_has_the_biases_and_cross_attention_none():
 def test_a_distance_within_the_first_buckets_is_refused():
   with pytest.raises(UserError, match='saw num_buckets=3, max_distance=128'):
     RelativePositions(3)
+
+
+def test_positions_of_ones_own_are_those_of_both_stacks(monkeypatch):
+  made = []
+  monkeypatch.setitem(POSITIONS, 'own', lambda config, is_decoder: made.append(is_decoder) or Distance())
+  model = registry.get('mt.cldr.Tiny')(positions='own').model()
+  assert {*made} == {False, True} and not model.sinusoidal
+  for stack in model.encoder, model.decoder:
+    assert isinstance(stack.attention.relative, Distance)
+  monkeypatch.undo()
+  with pytest.raises(UserError, match='positions must be one of sinusoidal, relative; saw .own.'):
+    registry.get('mt.cldr.Tiny')(positions='own')
