@@ -28,9 +28,9 @@ _VOCABULARIES = ('source_vocab', 'target_vocab', 'vocab')  # fields that name Se
 def forms(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
   """(architecture, files of a folder without weights) of each family that may hold a model of this configuration."""
   models = {name: files.read(path) for name in _VOCABULARIES if (path := getattr(config, name, '')) not in ('', 'byte')}
-  for family in FAMILIES:
+  for form in [family.form for family in FAMILIES]:
     try:
-      made = family.form(config, models)
+      made = form(config, models)
     except (AttributeError, LookupError):  # another task, or no tags
       continue
     yield made['config.json']['architectures'][0], _with_search(made, config)

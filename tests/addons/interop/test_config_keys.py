@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import time
+import types
 
 import pytest
 from imported_model import FIXTURES
@@ -309,3 +310,9 @@ def test_heads_of_mixtral_have_the_stated_size_or_their_share_of_the_features(st
   sizes = {'hidden_size': 12, 'num_attention_heads': 4, 'num_key_value_heads': 2}
   config = KEYS['MixtralForCausalLM'].resolve('config.json', sizes | stated)
   assert mixtral.values(config)['head_dim'] == head_dim
+
+
+def test_a_family_that_cannot_be_exported_is_not_passed_over(monkeypatch):
+  monkeypatch.setattr(families, 'FAMILIES', (types.SimpleNamespace(CLASSES={}),))
+  with pytest.raises(AttributeError, match='form'):
+    list(families.forms(types.SimpleNamespace()))
