@@ -15,11 +15,12 @@ from lingvo_moe.layers.stack import Stack, StackCache
 from lingvo_moe.models import losses
 from lingvo_moe.models.batches import ALIGNED
 from lingvo_moe.models.losses import Batch, LossSettings, Routings, Totals
+from lingvo_moe.models.output import HasOutput
 from lingvo_moe.models.task_tags import TaskTags
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderDecoder(InputSettings, LossSettings):
+class EncoderDecoder(HasOutput, InputSettings, LossSettings):
   """Encoder-decoder model: source ids in, a distribution over each next target symbol out.
 
   With `source_embedding` None the encoder shares the target embedding; without `output_embedding` the output softmax
@@ -74,7 +75,7 @@ class EncoderDecoder(InputSettings, LossSettings):
       totals: totals of the whole batch, if this is a part of it.
     """
     x_BTM, routing, attention_BTU = self._run(theta, batch, key, aligned=ALIGNED in batch)
-    scored = *self._output(theta), x_BTM, batch['tgt_labels'], _real(batch)
+    scored = *self.output(theta), x_BTM, batch['tgt_labels'], _real(batch)
     objective, metrics = losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)
     if ALIGNED in batch:
       tokens = tf.maximum((totals or self.totals(batch))['target_tokens'], 1.0)
@@ -86,7 +87,7 @@ class EncoderDecoder(InputSettings, LossSettings):
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Logits of every next symbol given those before it: (float32 [B, T, V], Routed by layer)."""
     x_BTM, routing, _ = self._run(theta, batch, key)
-    return self._logits(theta, x_BTM), routing
+    return self.scores(theta, x_BTM), routing
 
   def token_scores(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each target token given those before it and the source, float32 [B, T]; 0 where none counts."""
@@ -145,7 +146,7 @@ class EncoderDecoder(InputSettings, LossSettings):
       positions_11 = tf.reshape(now.time, [1, 1]) if self.sinusoidal else None
       x_BWM = embed(self, self.target_embedding, theta['target_embedding'], ids_BW, positions_11)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, src_segments_BU, cache)
-    return self._logits(theta, x_BWM), cache
+    return self.scores(theta, x_BWM), cache
 
   def _run(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None, aligned: bool = False
@@ -168,16 +169,6 @@ class EncoderDecoder(InputSettings, LossSettings):
     routing = {f'encoder/{name}': routed for name, routed in encoder_routed.items()}
     routing |= {f'decoder/{name}': routed for name, routed in decoder_routed.items()}
     return x_BTM, routing, attention_BTU
-
-  def _output(self, theta: Theta) -> tuple[Embedding, Theta]:
-    """The output softmax and its weights; it shares the embedding of the target unless the model has another."""
-    name = 'output_embedding' if self.output_embedding else 'target_embedding'
-    return getattr(self, name), theta[name]
-
-  def _logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """Logits of every next symbol, float32 [B, T, V]."""
-    output, theta = self._output(theta)
-    return output.logits(theta, x_BTM)
 
 
 def _real(batch: Batch) -> tf.Tensor:

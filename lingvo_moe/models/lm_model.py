@@ -14,6 +14,7 @@ from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.models import losses
 from lingvo_moe.models.losses import Batch, LossSettings, Routings, Totals
+from lingvo_moe.models.output import HasOutput
 from lingvo_moe.search import flat_sequence
 
 # Layers of a language model: these, or others with their `moe`, `weights`, `__call__`, `read`, `extend` and
@@ -22,7 +23,7 @@ CausalStack = Stack | RecurrentStack
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModel(InputSettings, LossSettings):
+class LanguageModel(HasOutput, InputSettings, LossSettings):
   """Decoder without an encoder: the symbols so far in, a distribution over the next one out.
 
   The output softmax shares the embedding, unless `output_embedding` is given. Positions are those of the stack's
@@ -53,13 +54,13 @@ class LanguageModel(InputSettings, LossSettings):
   ) -> tuple[tf.Tensor, dict[str, Any]]:
     """Objective of a batch of 'inputs', 'labels' and 'segments'; see losses.token_loss and EncoderDecoder.loss."""
     x_BTM, routing = self._run(theta, batch, key)
-    scored = *self._output(theta), x_BTM, batch['labels'], _real(batch)
+    scored = *self.output(theta), x_BTM, batch['labels'], _real(batch)
     return losses.token_loss(self, *scored, routing, batch, totals, training=key is not None)
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Logits of every next symbol given those before it: (float32 [B, T, V], Routed by layer)."""
     x_BTM, routing = self._run(theta, batch, key)
-    return self._logits(theta, x_BTM), routing
+    return self.scores(theta, x_BTM), routing
 
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
     """Runs the decoder: (input of the output softmax, Routed by layer)."""
@@ -105,17 +106,7 @@ class LanguageModel(InputSettings, LossSettings):
     with tf.name_scope('decoder'):
       x_BWM = embed(self, self.target_embedding, theta['target_embedding'], ids_BW)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, None, cache)
-    return self._logits(theta, x_BWM), cache
-
-  def _output(self, theta: Theta) -> tuple[Embedding | CompetingOutputs, Theta]:
-    """The output softmax and its weights; it shares the embedding unless the model has another."""
-    name = 'output_embedding' if self.output_embedding else 'target_embedding'
-    return getattr(self, name), theta[name]
-
-  def _logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """Logits of every next symbol, float32 [B, T, V]."""
-    output, theta = self._output(theta)
-    return output.logits(theta, x_BTM)
+    return self.scores(theta, x_BWM), cache
 
 
 def _real(batch: Batch) -> tf.Tensor:
