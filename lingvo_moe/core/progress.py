@@ -32,7 +32,7 @@ def doing(what: Callable[[], str]) -> Iterator[None]:
 
 
 def _now_doing(at_least: float = 0.0) -> str:
-  """What runs, for how long already: 'tracing decoder/layer_03, 41 s'; '' if for less than so many seconds."""
+  """What runs, for how long already: 'tracing decoder/layer_03, 41 s'; '' if for less than `at_least` seconds."""
   running = list(_doing)
   seconds = time.monotonic() - running[0][1] if running else -1.0
   return f'{running[-1][0]()}, {duration(seconds)}' if seconds >= at_least else ''

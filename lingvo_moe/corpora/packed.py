@@ -108,7 +108,7 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
 
 
 def most_bytes(packed: int) -> int:
-  """Bytes that so many packed bytes may unpack to."""
+  """Bytes that `packed` packed bytes may unpack to."""
   return max(_MOST_TIMES * packed, _ALWAYS_BYTES)
 
 

@@ -276,7 +276,7 @@ def _lines(contents: IO[bytes]) -> Iterator[str]:
 
 
 def _are_rows(lines: Sequence[str], separator: str, cells: int) -> bool:
-  """Whether lines would be rows of so many cells without their quote marks; after a comma of a text stands a space."""
+  """Whether lines would be rows of `cells` cells without their quote marks; after a comma of a text stands a space."""
   rows = [line.split(separator) for line in lines]
   return all(len(row) == cells and not any(cell.startswith(' ') for cell in row[1:]) for row in rows)
 

@@ -167,7 +167,7 @@ def check(data: bytes, path: str, before: int = 0) -> None:
 
 
 def shortened(text: str, length: int) -> str:
-  """A text for people to see, of at most so many characters; what is cut ends in an ellipsis."""
+  """A text for people to see, of at most `length` characters; what is cut ends in an ellipsis."""
   return text if len(text) <= length else text[: length - 1] + '…'
 
 

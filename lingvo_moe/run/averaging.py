@@ -26,7 +26,7 @@ _Terms = tuple[Sequence[checkpoint.Stored], float]  # a weight of an average: th
 
 
 def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()) -> list[int]:
-  """Selected steps, oldest first: the last so many checkpoints, or those given, which must exist.
+  """Selected steps, oldest first: the `last` checkpoints, or `steps`, which must exist.
 
   All are above 0, the step of the weights that a run begins with, such as the base of adapters.
   """

@@ -27,7 +27,7 @@ _HELLO_FORM = re.compile(rb'lingvo_moe: process (\d{1,9}) of (\d{1,9})\n')
 def meet(address: str, count: int, index: int, seconds: float, say: Callable[[str], None]) -> None:
   """Returns when all `count` processes of a run have called it, of which this one has number `index`.
 
-  Process 0 listens at the address, HOST:PORT. A process waits so many seconds for the others; `say` prints a line.
+  Process 0 listens at the address, HOST:PORT. A process waits `seconds` for the others; `say` prints a line.
 
   Raises:
     UserError: a process did not come, or says something else than the others.

@@ -60,7 +60,7 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
     codes_VJ[symbol, : len(codes)] = codes
 
   def read(states, begin=0):
-    """States after the codes of each symbol, from so many on."""
+    """States after the codes of each symbol, from the code `begin` on."""
     state_JV = np.repeat(np.array(states, np.int32)[:, np.newaxis], len(symbol_codes), axis=1)
     barred_JV = np.zeros(state_JV.shape, bool)
     for j, code_V in enumerate(codes_VJ.T):

@@ -92,7 +92,7 @@ class Listeners:
 
 
 def by_row(requests: Sequence[Request], copies: int) -> dict[str, np.ndarray]:
-  """Values of requests as arrays [B], and random `keys` [B, W] of so many samples of each."""
+  """Values of requests as arrays [B], and random `keys` [B, W] of W = `copies` samples of each."""
   column = lambda name, kind: np.array([getattr(request.sampling, name) for request in requests], kind)
   return {
     'temperature': column('sample_temperature', np.float32),
@@ -104,6 +104,6 @@ def by_row(requests: Sequence[Request], copies: int) -> dict[str, np.ndarray]:
 
 
 def keys(seed: int, copies: int, number: int) -> np.ndarray:
-  """Random keys, uint32, of so many samples of the prompt of this number."""
+  """Random keys, uint32, of `copies` samples of the prompt of this number."""
   key = hash32.fold(hash32.fold(hash32.fold(0, seed), 'sample'), number)
   return hash32.fold(key, np.arange(copies, dtype=np.uint32))

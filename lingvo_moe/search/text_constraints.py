@@ -34,7 +34,7 @@ class TextConstraints:
     self._prefix, self._terms = len(prefix) + given, [(source, self._ids(target)) for source, target in request.terms]
 
   def of(self, sources: Sequence[str], rows: int) -> tuple[Constraints, np.ndarray]:
-    """Constraints of translations of sentences in the first of so many rows, and the room they need: int32 [B]."""
+    """Constraints of translations of sentences in the first of `rows` rows, and the room they need: int32 [B]."""
     terms = [[ids for term, ids in self._terms if automaton.occurs(term, source)] for source in sources]
     longest = max((len(ids) for row_terms in terms for ids in row_terms), default=0)
     terms_BYT = np.full([rows, max(1, *map(len, terms)), longest + 1], PAD, np.int32)

@@ -42,7 +42,7 @@ def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[DecodedIds]:
 
 
 def with_constraints(batch: task.Batch, constraints: Constraints, room_B: np.ndarray) -> task.Batch:
-  """A batch for `search` with constraints, and so many symbols of room for them in each row."""
+  """A batch for `search` with constraints, and room_B symbols of room for them in each row."""
   return {**batch, **constraints._asdict(), 'room': room_B}
 
 
@@ -102,7 +102,7 @@ def score(model, theta, batch: task.Batch) -> tf.Tensor:
 
 
 def beam(step, cache, model, config, rows, n_best: int, **arguments) -> beam_search.Hypotheses:
-  """Beam search for so many rows with the values of a configuration; `arguments` are further ones of beam_search."""
+  """Beam search for `rows` rows with the values of a configuration; `arguments` are further ones of beam_search."""
   return beam_search.beam_search(
     step,
     cache,

@@ -162,7 +162,7 @@ class TextGenerator(translator.Generator):
     self._search = self._function(search)
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
-    """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""
+    """Batch of `rows` rows of some texts, as ids; `first` is the number of the first text."""
     raise NotImplementedError
 
   def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[DecodedIds]]:

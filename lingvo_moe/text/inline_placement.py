@@ -259,7 +259,7 @@ def _written(atoms: Sequence[Atom], source: str, text: str, is_whole: bool) -> I
 
 
 def _broken(text: str, lines: int, end: str) -> str:
-  """A text in so many lines of similar length, 9 at most, broken at spaces."""
+  """A text in `lines` lines of similar length, 9 at most, broken at spaces."""
   for line in range(1, min(lines, _MOST_LINES)):
     middle = len(text) * line // lines
     spaces = [at for at in (text.rfind(' ', 0, middle), text.find(' ', middle)) if at > 0]

@@ -24,7 +24,7 @@ class Around(NamedTuple):
     return len(self.before) + len(self.after)
 
   def put(self, ids: Sequence[int], most: int) -> list[int]:
-    """A sentence of at most so many ids in all; tokens beyond are left out."""
+    """A sentence of at most `most` ids in all; tokens beyond are left out."""
     return [*self.before, *ids[: most - self.count], *self.after]
 
 

@@ -253,7 +253,7 @@ def analyze(
 
 
 class _Step:
-  """Costs of a compiled step, whose MoE layers make so many rounds; without a chip there are no seconds.
+  """Costs of a compiled step, whose MoE layers make `rounds` rounds; without a chip there are no seconds.
 
   `places` [devices, axes] are the coordinates of the devices on the torus, in the order of the program.
   """

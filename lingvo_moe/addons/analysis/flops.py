@@ -173,7 +173,7 @@ def _add_experts(
 
 
 def _add_moe(parts: Parts, layer: MoE, tokens: int, visits: float, times: int = 1) -> None:
-  """Adds the FLOPs of gate, experts on so many rows, and shared experts."""
+  """Adds the FLOPs of gate, experts on `visits` rows in all, and shared experts."""
   expert = weights_lib.count(layer.experts.weights()) // layer.num_experts
   parts['gating'] += times * _gating(layer, tokens)
   parts['experts'] += round(times * 2 * visits * expert)

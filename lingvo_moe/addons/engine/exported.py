@@ -36,7 +36,7 @@ class ExportedModel(TextModel):
     self.graph_width = settings['beam_size']  # of the graph of a beam
 
   def graphs(self, width: int) -> tuple[str, str]:
-    """Names of the graphs for so many hypotheses: the decoder's, and of the one beside it."""
+    """Names of the graphs for `width` hypotheses: the decoder's, and of the one beside it."""
     return 'single' if width == 1 < self.graph_width else 'decoder', self.beside
 
   def check_width(self, beam_size: int) -> None:

@@ -93,7 +93,7 @@ class ExportedContinuer(translator.Generator):
 
 
 def read(reader: StagedGraph, prompts: Sequence[Sequence[int]], copies: int) -> Prompt:
-  """Keys and values of all symbols but the last of each prompt, in so many rows for each."""
+  """Keys and values of all symbols but the last of each prompt, in `copies` rows each."""
   ids_BP = search.padded([prompt[:-1] for prompt in prompts])
   caches = {}
   if ids_BP.size:

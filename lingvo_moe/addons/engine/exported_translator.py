@@ -193,7 +193,7 @@ class ExportedTranslator(translator.Translator):
 def _rows(
   vocab: Vocab, texts: Sequence[str], around: language_tags.Around, most: int, keep_empty: bool = False
 ) -> tuple[list[list[int]], list[int]]:
-  """(at most so many ids with those around, or none of a text without tokens; numbers of texts that were cut)."""
+  """(at most `most` ids with those around, or none of a text without tokens; numbers of texts that were cut)."""
   rows = vocab.encode(texts)
   cut = [i for i, ids in enumerate(rows) if len(ids) + around.count > most]
   return [around.put(ids, most) if ids or keep_empty else [] for ids in rows], cut

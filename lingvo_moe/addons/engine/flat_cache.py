@@ -72,7 +72,7 @@ class FlatCache:
     self._resize(kept, used, max(used + self._width, _FIRST // max(rows, 1)))
 
   def is_due(self, live_B: np.ndarray) -> bool:
-    """Whether `keep` must be called before the next step: a row has too few free cells, or so many are not live."""
+    """Whether `keep` must be called before the next step: a row has too few free cells, or too many have ended."""
     if self._next + self._width > self._free_BC.shape[1]:
       self._find_free()
     is_full = self._width > self._free_BC.shape[1]
@@ -116,7 +116,7 @@ class FlatCache:
     self._find_free()
 
   def _shapes(self, room: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the decoder's inputs with so many cells."""
+    """Shapes of the decoder's inputs with `room` cells a row."""
     source_length = self._memory['segments'].shape[1] if 'segments' in self._memory else 0
     sizes = {'memory': source_length, 'segments': source_length, 'cache': room, 'mask': room, 'offsets': room}
     shapes = {}

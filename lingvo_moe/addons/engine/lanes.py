@@ -78,7 +78,7 @@ class Lanes:
       pool.shutdown(cancel_futures=True)
 
   def _lanes(self, count: int) -> queue.SimpleQueue[dict[str, stages.StagedGraph]]:
-    """Those of so many lanes that are idle: graphs by name, as far as they are loaded."""
+    """Idle lanes where there are `count` in all: graphs by name, as far as they are loaded."""
     with self._loading:
       if count not in self._idle:
         self._idle[count] = queue.SimpleQueue()

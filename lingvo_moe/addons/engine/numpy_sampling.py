@@ -31,7 +31,7 @@ class NumpySampler(NamedTuple):
 
   @classmethod
   def of_rows(cls, values: Mapping[str, np.ndarray], copies: int) -> NumpySampler:
-    """Sampler with the values of `by_row`, for so many rows of each of its own."""
+    """Sampler with the values of `by_row`, for `copies` rows of each of its rows."""
     return cls(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
 
   def take(self, rows: np.ndarray) -> NumpySampler:
@@ -131,7 +131,7 @@ def draw(
   given: Sequence[int],
   repetition: Repetition | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Draws so many samples of each row of a decoder of `width` hypotheses: ids [B, W, T], lengths, log p, scores.
+  """Draws `samples` samples of each row of a decoder of `width` hypotheses: ids [B, W, T], lengths, log p, scores.
 
   Other arguments are those of `sample`.
   """

@@ -52,7 +52,7 @@ def load(folder: str, name: str, threads: int, experts: Callable[[str], Exported
 
 
 def check(folder: str, name: str, decoder: StagedGraph, other: StagedGraph, width: int, symbols: int) -> None:
-  """Raises UserError unless a decoder makes a step of so many hypotheses and symbols, and the other graph serves it.
+  """Raises UserError unless a decoder makes a step of `width` hypotheses and `symbols` symbols, and `other` serves it.
 
   The other one is an encoder, whose results the decoder reads, or a reader of prompts, which writes its cache.
   """

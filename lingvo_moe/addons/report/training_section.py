@@ -25,7 +25,7 @@ _OBJECTIVE = 'What training minimises: the cross-entropy of smoothed labels, and
 def curves_of(records: Sequence[RunRecord], quantities: dict[str, str], points: int = POINTS) -> list[Curve]:
   """Curves over steps of quantities of the log, of every run: of one run a colour each, of two a colour for each run.
 
-  `quantities` are names for the legend, by key of a line of the log. A curve has at most so many `points`.
+  `quantities` are names for the legend, by key of a line of the log. A curve has at most `points` points.
   """
   drawn = []
   for record in records:

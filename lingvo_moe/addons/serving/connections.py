@@ -83,7 +83,7 @@ class Connections(web.Server):
       bound.close()
 
   async def close(self, seconds: float) -> None:
-    """Closes all connections; those that send answers have so many seconds for it."""
+    """Closes all connections; those that send answers have `seconds` for it."""
     await asyncio.sleep(0)  # requests that have come begin
     self.pre_shutdown()
     await self.shutdown(seconds)

@@ -35,7 +35,7 @@ def launch(command: Sequence[str], count: int) -> int:
   stderr. SIGTERM, SIGINT and SIGHUP are forwarded.
 
   Raises:
-    UserError: there is no such command, or no room for so many processes; those that have begun are ended.
+    UserError: there is no such command, or no room for `count` processes; those that have begun are ended.
   """
   address = f'127.0.0.1:{free_port()}'
   nothing = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL}

@@ -65,7 +65,7 @@ def random_mask(length: int, noise: Counts, keys_B: np.ndarray) -> np.ndarray:
 
 
 def _segments(items: int, segments: int, keys_B: np.ndarray) -> np.ndarray:
-  """Lengths [B, segments] of segments, none empty, of so many items."""
+  """Lengths [B, segments] of segments of `items` items in all, none empty."""
   order = np.argsort(fold(keys_B[:, np.newaxis], np.arange(items - 1)), axis=1, kind='stable')
   borders = np.sort(order[:, : segments - 1], axis=1) + 1
   edges = np.pad(borders, [[0, 0], [1, 1]])
