@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.storage import files, json_files
 from lingvo_moe.storage.json_files import read_if_any
 
@@ -123,9 +124,11 @@ _NUMBERS = json_files.Kind(
   'a list of numbers', lambda values: isinstance(values, list) and values != [] and None not in map(number, values)
 )
 _SCORES_OF_PAIR = json_files.Kind(
-  'one with numbers sentences, bleu and chrf',
+  'one with numbers sentences, bleu and chrf, and no other values of metrics than numbers',
   lambda scores: (
-    isinstance(scores, dict) and all(json_files.NUMBER.fits(scores.get(name)) for name in ('sentences', 'bleu', 'chrf'))
+    isinstance(scores, dict)
+    and all(json_files.NUMBER.fits(scores.get(name)) for name in ('sentences', 'bleu', 'chrf'))
+    and all(json_files.NUMBER.fits(scores.get(name, 0)) for name in METRICS)
   ),
 )
 _LOADS = json_files.by_name(_NUMBERS)

@@ -89,9 +89,15 @@ class Column(NamedTuple):
 
 
 def table(heading: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[Column]) -> str:
-  """Numbers as a table: a line for each row, which begins with its name, below a line of headings."""
+  """Numbers as a table: a line for each row, which begins with its name, below a line of headings.
+
+  A number that a row lacks is left empty, and a column that all rows lack is left out.
+  """
+  columns = [column for column in columns if any(column.name in row for row in rows.values())]
   width = max(len(heading), *map(len, rows))
   cells = lambda cell: '  '.join(map(cell, columns))
-  head = cells(lambda c: f'{c.heading:>{int(c.format[:-1].partition(".")[0])}}')
-  lines = [f'{name:{width}}  ' + cells(lambda c, row=row: f'{row[c.name]:{c.format}}') for name, row in rows.items()]
+  padded = lambda text, c: f'{text:>{int(c.format[:-1].partition(".")[0])}}'
+  cell = lambda c, row: f'{row[c.name]:{c.format}}' if row.get(c.name) is not None else padded('', c)
+  head = cells(lambda c: padded(c.heading, c))
+  lines = [f'{name:{width}}  ' + cells(lambda c, row=row: cell(c, row)) for name, row in rows.items()]
   return '\n'.join([f'{heading:{width}}  {head}', *lines])

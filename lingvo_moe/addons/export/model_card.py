@@ -5,6 +5,7 @@ import os
 
 import lingvo_moe
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.storage import files, json_files, log_directory
 from lingvo_moe.storage.log_directory import LogDirectory
@@ -41,9 +42,10 @@ def write(folder: str, run: RunDir, step: int, config: TaskConfig) -> None:
   for split in sorted(files.listdir(splits)) if files.isdir(splits) else ():
     if step in record.decoded_steps(split):
       scores = record.summary(split, step)['pairs']
-      rows = [[pair, f'{s["sentences"]:,}', f'{s["bleu"]:.1f}', f'{s["chrf"]:.1f}'] for pair, s in scores.items()]
-      signatures = sorted({s.get(f'{name}_signature', '') for s in scores.values() for name in ('bleu', 'chrf')})
-      parts += [f'## Scores on {split}', markdown.table(['pair', 'sentences', 'BLEU', 'chrF'], rows, 1)]
+      shown = {name: metric.title for name, metric in METRICS.items() if all(name in s for s in scores.values())}
+      rows = [[pair, f'{s["sentences"]:,}', *(f'{s[name]:.1f}' for name in shown)] for pair, s in scores.items()]
+      signatures = sorted({s.get(f'{name}_signature', '') for s in scores.values() for name in shown})
+      parts += [f'## Scores on {split}', markdown.table(['pair', 'sentences', *shown.values()], rows, 1)]
       parts.append('\n'.join(f'    {signature}' for signature in signatures))
   text = _CARD.format(
     languages=json.dumps(sorted({language for pair in task_of(config).pairs_of(list(examples)) for language in pair})),

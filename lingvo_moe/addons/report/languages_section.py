@@ -10,11 +10,12 @@ from lingvo_moe.addons.report.reading import RunRecord, differ_in_text
 from lingvo_moe.addons.report.series import text, thinned
 from lingvo_moe.addons.report.svg import Curve
 from lingvo_moe.core.errors import plural
+from lingvo_moe.core.quality import BOUNDED, METRICS
 from lingvo_moe.storage.log_directory import dev_losses, number
 
-METRICS = {'bleu': 'BLEU', 'chrf': 'chrF'}
-_COLUMNS = {**METRICS, 'copy_bleu': 'copy BLEU'}
-_BOUNDS = {'best_bleu': 'BLEU at most', 'best_chrf': 'chrF at most'}  # by what the target vocabulary can write
+_COLUMNS = {name: metric.title for name, metric in METRICS.items()} | {'copy_bleu': 'copy BLEU'}
+# By what the target vocabulary can write.
+_BOUNDS = {f'best_{name}': f'{metric.title} at most' for name, metric in BOUNDED.items()}
 
 
 def section(records: Sequence[RunRecord]) -> Html:
@@ -49,12 +50,14 @@ def _scores(records: Sequence[RunRecord]) -> Html:
   values = lambda record, key: [number(record.scores.get(name, {}).get(key)) for name in names]
   drawn = []
   for record in records:
-    for shape, (key, metric) in enumerate(METRICS.items()):
+    for shape, (key, metric) in enumerate(BOUNDED.items()):
       series = thinned(enumerate(values(record, key)))
-      drawn.append(Curve(record.label(metric), series, shape if record.alone else record.place, shape))
+      drawn.append(Curve(record.label(metric.title), series, shape if record.alone else record.place, shape))
   bounds = [bound for record in records for key in _BOUNDS for bound in values(record, key)]
   bounded = any(bound is not None and bound < 99.95 for bound in bounds)
   columns = {**_COLUMNS, **_BOUNDS} if bounded else _COLUMNS
+  has = {key for record in records for scores in record.scores.values() for key in scores}
+  columns = {key: what for key, what in columns.items() if key not in METRICS or key in has}  # an earlier version's
   head = ['language', *([unit] if sizes else [])]
   head += [record.label(what) for record in records for what in columns.values()]
   head += ['BLEU, difference'] if len(records) == 2 else []

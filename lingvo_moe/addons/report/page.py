@@ -20,6 +20,7 @@ from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.series import text
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import duration
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.storage import files, log_directory
 from lingvo_moe.storage.log_directory import number, tokens_so_far
 
@@ -108,8 +109,10 @@ def _facts(record: RunRecord) -> dict[str, str]:
     'training loss': text(number(last.get('loss'))),
     'best dev loss': f'{text(best[0])} at step {text(best[1])}' if best else '',
     'dev text, by hash': '' if record.alone else str(record.dev_text or ''),
-    'mean BLEU': f'{statistics.mean(mean("bleu")):.1f}{scored}' if mean('bleu') else '',
-    'mean chrF': f'{statistics.mean(mean("chrf")):.1f}{scored}' if mean('chrf') else '',
+    **{
+      f'mean {metric.title}': f'{statistics.mean(scores):.1f}{scored}' if (scores := mean(name)) else ''
+      for name, metric in METRICS.items()
+    },
     'tokens a second': f'{text(round(statistics.median(paces)))} (median)' if paces else '',
     'time, evaluations included': duration(seconds) if seconds is not None else '',
     'tokens': text(tokens) if tokens else '',

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from lingvo_moe.addons.report import figures, languages_section, training_section, verdict
+from lingvo_moe.addons.report import figures, training_section, verdict
 from lingvo_moe.addons.report.escaped_html import Html, join, tag
 from lingvo_moe.addons.report.reading import RunRecord
 from lingvo_moe.addons.report.verdict import Judgement, Points
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.storage import log_directory
 from lingvo_moe.storage.log_directory import number
 
@@ -28,7 +29,8 @@ def findings(record: RunRecord) -> list[Judgement]:
   steps, latest = record.steps, record.steps[-max(1, len(record.steps) // 10) :]
   mean = lambda name: fmean([y for line in latest if (y := number(line.get(name))) is not None] or [0.0])
   dev = _points(record.evaluations, 'dev_loss')
-  score = languages_section.METRICS.get(str(record.run.values.get('best_by')))  # that ranks checkpoints
+  ranks = METRICS.get(str(record.run.values.get('best_by')))  # checkpoints
+  score = ranks.title if ranks else None
   scores = _points(record.evaluations, f'dev_{score}'.lower()) if score else []
   if diverged := verdict.diverged(record.run.finished, log_directory.NOT_FINITE):
     found = [diverged]

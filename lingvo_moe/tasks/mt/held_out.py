@@ -1,4 +1,4 @@
-"""Held-out evaluation of translation: BLEU and chrF of translations, or log-probabilities of the references."""
+"""Held-out evaluation of translation: BLEU, chrF and TER of translations, or log-probabilities of the references."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Advance, Progress
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.corpora import text
 from lingvo_moe.inputs import dev_lines
 from lingvo_moe.search import repetition
@@ -201,11 +202,10 @@ class TranslateJob(_PairsJob):
       print(f'warning: {notice}', file=sys.stderr)
     scores = {s.name: self._references[s.name].score(texts[s.name], truncated[s.name]) for s in self._sets}
     mean = scoring.mean_scores(scores)
-    scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}
-    scalars |= {'bleu/mean': mean['bleu'], 'chrf/mean': mean['chrf']}
-    pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
+    scalars = {f'{metric}/{name}': s[metric] for metric in METRICS for name, s in scores.items()}
+    scalars |= {f'{metric}/mean': mean[metric] for metric in METRICS}
     languages = {s.name: [s.source, s.target] for s in self._sets}
-    summary = {'pairs': pairs, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
+    summary = {'pairs': scores, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
     other_files = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
     other_files |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
     if self._request.alignments:
@@ -216,7 +216,7 @@ class TranslateJob(_PairsJob):
 
   def report(self, summary: Mapping) -> str:
     """The summary for people: a few translations, then the table of scores."""
-    table = scoring.table({name: scoring.PairScores(**s) for name, s in summary['pairs'].items()})
+    table = scoring.table(summary['pairs'])
     sets = {s.name: s for s in self._sets}
     blocks = []
     for name, line, translation in summary.get('samples', ()):  # an earlier version has none

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.quality import BOUNDED, METRICS
 from lingvo_moe.corpora import parallel
 from lingvo_moe.inputs import dev_lines
 from lingvo_moe.inputs.feed import Feed
@@ -93,7 +94,7 @@ class TranslationTask(task.Task):
 
   @property
   def dev_metric(self) -> str | None:
-    return {'loss': None, 'bleu': 'BLEU', 'chrf': 'chrF'}[self.config.best_by]
+    return METRICS[self.config.best_by].title if self.config.best_by in METRICS else None
 
   def dev_scores(self, runner: task.Runner, quiet: bool) -> dict[str, float]:
     if self._dev_job is None:
@@ -101,7 +102,7 @@ class TranslationTask(task.Task):
       self._dev_job = greedy.held_out_job(runner, task.HeldOutOptions('dev', self.config.best_by_sentences))
     computed = self._dev_job.run('dev', quiet=True)
     scalars = {} if quiet else self._dev_job.finish(computed).scalars
-    return {name: scalars[f'{name.lower()}/mean'] for name in ('BLEU', 'chrF') if scalars}
+    return {metric.title: scalars[f'{name}/mean'] for name, metric in BOUNDED.items() if scalars}
 
   def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
     from lingvo_moe.tasks.mt import held_out

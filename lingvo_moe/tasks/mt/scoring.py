@@ -1,14 +1,13 @@
-"""Translation quality: sacreBLEU's BLEU and chrF, with the signatures that state how they were computed."""
+"""Translation quality: sacreBLEU's metrics of core/quality.py, with signatures that state how they were computed."""
 
 import collections
-import dataclasses
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
-
-from sacrebleu.metrics import BLEU, CHRF
+from typing import Any
 
 from lingvo_moe.core.errors import plural
+from lingvo_moe.core.quality import BOUNDED, METRICS, Metric
 from lingvo_moe.tasks import metrics
 
 _MECAB = {'ja': ('ja-mecab', 'MeCab'), 'ko': ('ko-mecab', 'mecab_ko')}  # tokeniser, and the module it needs
@@ -29,11 +28,10 @@ _BY_SCRIPT = {
   # Thai, Lao, Tibetan, Myanmar, Khmer; Tai Le, New Tai Lue; Tai Tham; more of Myanmar; Tai Viet
   'char': re.compile('[\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]'),
 }
-_BOUNDED = 99.9  # BLEU below which a vocabulary's ceiling is worth a line
+_WHOLE = 99.9  # BLEU below which a vocabulary's ceiling is worth a line
 _COLUMNS = (
   metrics.Column('sentences', 'sentences', '9d'),
-  metrics.Column('BLEU', 'bleu', '5.1f'),
-  metrics.Column('chrF', 'chrf', '5.1f'),
+  *(metrics.Column(metric.title, name, '5.1f') for name, metric in METRICS.items()),
   metrics.Column('copy BLEU', 'copy_bleu', '9.1f'),
 )
 _MANY_TOKENIZED = 100  # lines of a set, as sacreBLEU has it
@@ -109,20 +107,10 @@ def _agree(code: str, script: str | None) -> bool:
   return script in (None, code) or (script == 'zh' and code in _MECAB)
 
 
-@dataclasses.dataclass(frozen=True)
-class PairScores:
-  """Scores of the translations of one held-out set. `copy_*` are the scores of the sources as translations."""
-
-  sentences: int
-  bleu: float
-  chrf: float
-  copy_bleu: float
-  copy_chrf: float
-  bleu_signature: str
-  chrf_signature: str
-  truncated: int = 0  # sentences over the length limit
-  best_bleu: float | None = None  # of the references, as the target vocabulary writes them
-  best_chrf: float | None = None
+# Scores of the translations of a held-out set, as JSON: 'sentences'; by name of a metric its score, 'copy_<name>' of
+# the sources as translations, 'best_<name>' of the references as the target vocabulary writes them, and
+# '<name>_signature'; 'truncated', the sentences over the length limit. Those of an earlier version may lack metrics.
+PairScores = Mapping[str, Any]
 
 
 class References:
@@ -132,27 +120,36 @@ class References:
     self, sources: Sequence[str], references: Sequence[str], target_language: str, written: Sequence[str] | None = None
   ):
     """`written`: the references as the target vocabulary writes them."""
-    # `force` turns off a warning of every call that text looks tokenised, and changes no score; see notices.
-    self._bleu = BLEU(tokenize=tokenizer(target_language, references), force=True, references=[list(references)])
-    self._chrf = CHRF(references=[list(references)])
-    self.copy = self._scores(sources)
-    self._best = (None, None) if written is None else self._scores(written)
+    words = tokenizer(target_language, references)
+    self._scorers = {name: metric.scorer(references, words) for name, metric in METRICS.items()}
+    self.copy = self._scores(sources, BOUNDED)
+    self._best = dict.fromkeys(BOUNDED) if written is None else self._scores(written, BOUNDED)
 
   def score(self, translations: Sequence[str], truncated: int = 0) -> PairScores:
     """Scores as many translations as there are references, in the same order."""
-    scores = self._scores(translations)
-    bleu, chrf = (metric.get_signature().format() for metric in (self._bleu, self._chrf))
-    return PairScores(len(translations), *scores, *self.copy, f'BLEU|{bleu}', f'chrF2|{chrf}', truncated, *self._best)
+    named = lambda prefix, scores, suffix='': {f'{prefix}{name}{suffix}': score for name, score in scores.items()}
+    signatures = {
+      name: f'{metric.signature}|{self._scorers[name].get_signature().format()}' for name, metric in METRICS.items()
+    }
+    return {
+      'sentences': len(translations),
+      **self._scores(translations, METRICS),
+      **named('copy_', self.copy),
+      **named('', signatures, '_signature'),
+      'truncated': truncated,
+      **named('best_', self._best),
+    }
 
-  def _scores(self, translations):
+  def _scores(self, translations: Iterable[str], of: Mapping[str, Metric]) -> dict[str, float]:
     lines = list(translations)
-    return self._bleu.corpus_score(lines, None).score, self._chrf.corpus_score(lines, None).score
+    return {name: self._scorers[name].corpus_score(lines, None).score for name in of}
 
 
 def mean_scores(scores: Mapping[str, PairScores]) -> dict[str, float]:
-  """Unweighted mean of each score over the pairs."""
-  names = ('bleu', 'chrf', 'copy_bleu', 'copy_chrf')
-  return {name: sum(getattr(s, name) for s in scores.values()) / len(scores) for name in names}
+  """Unweighted mean over the pairs of each score that all have."""
+  names = [*METRICS, *(f'copy_{name}' for name in BOUNDED)]
+  shared = [name for name in names if all(s.get(name) is not None for s in scores.values())]
+  return {name: sum(s[name] for s in scores.values()) / len(scores) for name in shared}
 
 
 def table(scores: Mapping[str, PairScores]) -> str:
@@ -162,20 +159,20 @@ def table(scores: Mapping[str, PairScores]) -> str:
   """
   names = sorted(scores)
   if len(names) > 20:
-    ranked = sorted(names, key=lambda name: -scores[name].bleu)
+    ranked = sorted(names, key=lambda name: -scores[name]['bleu'])
     between = range(5, len(ranked) - 5)
     names = [*ranked[:5], *(ranked[between[len(between) * i // 5]] for i in range(1, 5)), *ranked[-5:]]
-  lines = [metrics.table('pair', {name: vars(scores[name]) for name in names}, _COLUMNS)]
+  lines = [metrics.table('pair', {name: scores[name] for name in names}, _COLUMNS)]
   if len(names) < len(scores):
     lines.append(f'({len(names)} of {len(scores)} pairs: the 5 best, the 5 worst and some between, by BLEU)')
-  bounded = {name: s for name, s in scores.items() if (s.best_bleu or 100) < _BOUNDED}
+  bounded = {name: s for name, s in scores.items() if (s.get('best_bleu') or 100) < _WHOLE}
   if bounded:
-    name, worst = min(bounded.items(), key=lambda item: item[1].best_bleu)
+    name, worst = min(bounded.items(), key=lambda item: item[1]['best_bleu'])
     lines.append(
       f'the target vocabulary cannot write all references of {plural(len(bounded), "pair")}; of {name} BLEU is at '
-      f'most {worst.best_bleu:.1f}, chrF {worst.best_chrf:.1f}'
+      f'most {worst["best_bleu"]:.1f}, chrF {worst["best_chrf"]:.1f}'
     )
-  lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
+  lines += sorted({s[key] for s in scores.values() for name in METRICS if (key := f'{name}_signature') in s})
   mean = mean_scores(scores)
   lines.append(
     f'mean BLEU {mean["bleu"]:.1f} over {plural(len(scores), "pair")} (copying the source: {mean["copy_bleu"]:.1f})'

@@ -30,14 +30,14 @@ def unwritten(vocab: TaggedVocab, pairs: Sequence[Pair]) -> str:
   if not lost:
     return ''
   languages = {pair.target for pair in pairs}
-  bleu, chrf = scoring.References(written, lines, languages.pop() if len(languages) == 1 else '').copy
+  copied = scoring.References(written, lines, languages.pop() if len(languages) == 1 else '').copy
   way_out = 'leave those characters out of the text'
   if vocab.normalization != 'identity':
     way_out = 'identity writes all: lingvo-moe vocab --normalization=identity, or --set target_normalization=identity'
   return (
     f'{len(lost):,} of {plural(len(lines), "target line")} cannot be written with {vocab.path} (rule: '
-    f'{vocab.normalization}){_example(vocab, lost)}; a perfect model gets BLEU {bleu:.1f} and chrF {chrf:.1f}: '
-    f'{way_out}'
+    f'{vocab.normalization}){_example(vocab, lost)}; a perfect model gets BLEU {copied["bleu"]:.1f} and chrF '
+    f'{copied["chrf"]:.1f}: {way_out}'
   )
 
 

@@ -1,6 +1,5 @@
 """Scores of translations: equal to sacreBLEU's own, and their table."""
 
-import dataclasses
 import importlib.util
 
 import pytest
@@ -14,36 +13,39 @@ TRANSLATIONS = ['The dog sleeps.', 'The house is large and 3.5 m high.', '']
 
 
 def scores(bleu, copy_bleu=1.0):
-  return scoring.PairScores(100, bleu, 2 * bleu, copy_bleu, 9.0, 'BLEU|tok:13a', 'chrF2|nc:6')
+  signatures = {'bleu_signature': 'BLEU|tok:13a', 'chrf_signature': 'chrF2|nc:6'}
+  return {'sentences': 100, 'bleu': bleu, 'chrf': 2 * bleu, 'copy_bleu': copy_bleu, 'copy_chrf': 9.0, **signatures}
 
 
 def test_scores_are_sacrebleus():
   s = scoring.References(SOURCES, REFERENCES, 'en').score(TRANSLATIONS, truncated=1)
-  assert s.bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score > 30
-  assert s.chrf == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
-  assert s.copy_bleu == sacrebleu.corpus_bleu(SOURCES, [REFERENCES]).score < s.bleu
-  assert s.copy_chrf == sacrebleu.corpus_chrf(SOURCES, [REFERENCES]).score
-  assert (s.sentences, s.truncated) == (3, 1)
-  assert s.bleu_signature.startswith('BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:')
-  assert s.chrf_signature.startswith('chrF2|nrefs:1|case:mixed|')
+  assert s['bleu'] == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score > 30
+  assert s['chrf'] == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
+  assert s['copy_bleu'] == sacrebleu.corpus_bleu(SOURCES, [REFERENCES]).score < s['bleu']
+  assert s['copy_chrf'] == sacrebleu.corpus_chrf(SOURCES, [REFERENCES]).score
+  assert (s['sentences'], s['truncated']) == (3, 1)
+  assert s['bleu_signature'].startswith('BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:')
+  assert s['chrf_signature'].startswith('chrF2|nrefs:1|case:mixed|')
+  assert s['ter'] == sacrebleu.corpus_ter(TRANSLATIONS, [REFERENCES]).score > 20
+  assert s['ter_signature'].startswith('TER|nrefs:1|case:lc|tok:tercom|') and 'copy_ter' not in s
 
 
 def test_references_can_be_used_again():
   references = scoring.References(SOURCES, REFERENCES, 'en')
   assert references.score(TRANSLATIONS) == references.score(TRANSLATIONS)
-  assert references.score(REFERENCES).bleu == pytest.approx(100)
+  assert references.score(REFERENCES)['bleu'] == pytest.approx(100)
 
 
 @pytest.mark.parametrize('language', ['mya', 'th', 'lao-Laoo', 'khm', 'bo'])
 def test_scripts_without_spaces_are_split_by_character(language):
   s = scoring.References(['x'], ['သူသည်အိမ်သို့သွားသည်'], language).score(['သူသည်အိမ်မှသွားသည်'])
-  assert s.bleu > 50 and 'tok:char' in s.bleu_signature
+  assert s['bleu'] > 50 and 'tok:char' in s['bleu_signature']
 
 
 @pytest.mark.parametrize('language', ['zh', 'zho', 'cmn', 'lzh', 'zh-CN', 'zh_Hant', 'ZH', 'Zh-Hant'])
 def test_chinese_is_split_by_character(language):
   s = scoring.References(['x'], ['我们今天去公园散步。'], language).score(['我们今天去学校散步。'])
-  assert s.bleu > 20 and 'tok:zh' in s.bleu_signature
+  assert s['bleu'] > 20 and 'tok:zh' in s['bleu_signature']
 
 
 @pytest.mark.parametrize(('language', 'module', 'name'), [('jpn', 'MeCab', 'ja-mecab'), ('ko', 'mecab_ko', 'ko-mecab')])
@@ -110,9 +112,27 @@ def test_a_table_has_every_pair_then_signatures_then_the_mean():
   ]
 
 
+def test_a_metric_that_an_earlier_result_lacks_is_empty_and_has_no_mean():
+  both = {'a-en': scores(20.0) | {'ter': 51.24}, 'b-en': scores(10.0)}
+  head, a, b, *_ = scoring.table(both).splitlines()
+  assert head == 'pair  sentences   BLEU   chrF    TER  copy BLEU'
+  assert (a, b) == (
+    'a-en        100   20.0   40.0   51.2        1.0',
+    'b-en        100   10.0   20.0               1.0',
+  )
+  assert 'ter' not in scoring.mean_scores(both) and scoring.mean_scores({'a-en': both['a-en']})['ter'] == 51.24
+
+
+@pytest.mark.parametrize('language, lines', [('zh', ['我们今天去公园散步。', '我们吃饭']), ('en', ['a b c d', 'e'])])
+def test_edits_are_of_words_or_of_characters_without_spaces(language, lines):
+  assert scoring.References(lines, lines, language).score([lines[0][:-2], lines[1]])['ter'] == pytest.approx(
+    {'zh': 2 / 14, 'en': 1 / 5}[language] * 100
+  )
+
+
 @pytest.mark.parametrize(('best', 'told'), [(None, 0), (100.0, 0), (99.95, 0), (78.6, 1)])
 def test_a_table_says_where_the_vocabulary_bounds_the_score(best, told):
-  bounded = dataclasses.replace(scores(10.0), best_bleu=best, best_chrf=70.64)
+  bounded = scores(10.0) | {'best_bleu': best, 'best_chrf': 70.64}
   lines = scoring.table({'en-cmn': bounded, 'en-de': scores(20.0)}).splitlines()
   line = 'the target vocabulary cannot write all references of 1 pair; of en-cmn BLEU is at most 78.6, chrF 70.6'
   assert lines.count(line) == told and len(lines) == 6 + told
@@ -122,9 +142,13 @@ def test_the_ceiling_is_the_score_of_the_references_as_they_can_be_written():
   references = ['一，二，三', '四五六七']
   written = [line.replace('，', ',') for line in references]
   found = scoring.References(['x', 'y'], references, 'zh', written).score(references)
-  assert (found.bleu, found.chrf) == pytest.approx((100, 100))
+  assert (found['bleu'], found['chrf']) == pytest.approx((100, 100))
   again = scoring.References(['x', 'y'], references, 'zh').score(written)
-  assert (found.best_bleu, found.best_chrf) == (again.bleu, again.chrf) and again.bleu < 90 and again.best_bleu is None
+  assert (
+    (found['best_bleu'], found['best_chrf']) == (again['bleu'], again['chrf'])
+    and again['bleu'] < 90
+    and again['best_bleu'] is None
+  )
 
 
 @pytest.mark.parametrize('count', [20, 21, 25, 100])
