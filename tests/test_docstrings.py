@@ -50,7 +50,9 @@ def known() -> frozenset[str]:
 
 def stale(text: str, beside: pathlib.Path, names: frozenset[str]) -> list[str]:
   """Files of a docstring that are not there, and names between backticks that no code has."""
-  exists = lambda file: any((folder / file).exists() for folder in (beside, ROOT, *(ROOT / f for f in FOLDERS)))
+  places = (beside, ROOT, *(ROOT / folder for folder in FOLDERS))
+  # params/ is lingvo_moe/params where the package is installed
+  exists = lambda file: any((place / file.removeprefix('lingvo_moe/params/')).exists() for place in places)
   files = re.findall(r'(?<![\w/.])(?:[a-z_\d]+/)*[a-z_\d]+\.py\b', text)
   found = [file for file in files if file not in names and not exists(file)]
   for quoted in re.findall(r'`([A-Za-z_][\w.]*\w)(?:\(\))?`', text):
