@@ -1,4 +1,4 @@
-"""Evaluates the checkpoints of a run on held-out text as they appear, a translation model by BLEU, chrF and TER:
+"""Evaluates the checkpoints of a run on held-out text as they appear, a translation model by BLEU and chrF:
 
   lingvo-moe decode RUN --split=test
 
@@ -12,7 +12,7 @@ the log directory. For translation it writes to <logdir>/decode/<split>/step_<N>
   <pair>.hyp        translations, a line for each line of the source
   <pair>.src .ref   the source and its reference
   <pair>.align      with --alignments: tokens of both sides, and the numbers of those that belong together
-  scores.json       BLEU, chrF and TER of every pair and their mean, with signatures and settings
+  scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
 With --score it writes <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a
 language model it writes perplexity.json and, without --score, samples.jsonl with continuations of --prompt; for span

@@ -369,7 +369,7 @@ def test_a_result_that_a_full_disk_does_not_take_is_told_in_one_line():
       'average --logdir=. --steps=' + '9' * 5000,
       "--steps are numbers with commas between, e.g. --steps=1000,2000; saw '9",
     ),
-    ('compare . . --metric=', '--metric must be of BLEU, chrF2, chrF++, TER; saw none'),
+    ('compare . . --metric=', '--metric must be of BLEU, chrF2, chrF++; saw none'),
     ('compare . . --json=folder', '--json is a file to write; saw the folder folder: add a name'),
     ('export . out --split=dev', 'say on what text experts are chosen: add --keep_experts'),
   ],

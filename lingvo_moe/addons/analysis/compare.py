@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.addons.analysis import external_metric, significance, translations
-from lingvo_moe.addons.analysis.significance import METRICS, SMALLER_IS_BETTER, Difference
+from lingvo_moe.addons.analysis.significance import METRICS, Difference
 from lingvo_moe.addons.analysis.translations import Translations
 from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError, listed
@@ -83,15 +83,12 @@ class Comparison:
     p of a pair is no measure of it: sacreBLEU's is of the upper tail alone (see significance).
     """
     differences = [by_metric[metric] for by_metric in self.pairs.values()]
-    above = sum(d.difference > 0 for d in differences), sum(d.low > 0 for d in differences)
-    below = sum(d.difference < 0 for d in differences), sum(d.high < 0 for d in differences)
-    better, worse = (below, above) if metric in SMALLER_IS_BETTER else (above, below)
     return {
-      'better': better[0],
-      'worse': worse[0],
+      'better': sum(d.difference > 0 for d in differences),
+      'worse': sum(d.difference < 0 for d in differences),
       'equal': sum(d.difference == 0 for d in differences),
-      'significantly_better': better[1],
-      'significantly_worse': worse[1],
+      'significantly_better': sum(d.low > 0 for d in differences),
+      'significantly_worse': sum(d.high < 0 for d in differences),
     }
 
   def configured(self) -> list[tuple[str, str, str]]:
@@ -150,10 +147,9 @@ class Comparison:
       lines += [row(mean, '', [str(self.mean[m]) for m in metrics]), f'mean: resampled {self.resampling}']
     for metric in metrics:
       gains = self.gains(metric)
-      sides = ('below', 'above') if metric in SMALLER_IS_BETTER else ('above', 'below')
       lines.append(
-        f'{metric}: {gains["better"]} of {count} pairs gain ({gains["significantly_better"]} with an interval '
-        f'{sides[0]} 0), {gains["worse"]} lose ({gains["significantly_worse"]} with one {sides[1]})'
+        f'{metric}: {gains["better"]} of {count} pairs gain ({gains["significantly_better"]} with an interval above '
+        f'0), {gains["worse"]} lose ({gains["significantly_worse"]} with one below)'
       )
     if 'BLEU' in metrics:
       lines.append(f'BLEU splits words by {self._tokenizers()}')

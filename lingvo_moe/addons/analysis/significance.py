@@ -1,4 +1,4 @@
-"""Significance of the difference between two systems' translations: paired bootstrap of BLEU, chrF2, chrF++ and TER.
+"""Significance of the difference between two systems' translations: paired bootstrap of BLEU, chrF2 and chrF++.
 
 Scores are sacreBLEU's. They follow from n-gram counts summed over lines, so the counts of every line are collected
 once, and a resample of lines is a vector of multiplicities times a matrix: all resamples are one product.
@@ -18,24 +18,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics import BLEU, CHRF
 
-from lingvo_moe.core import quality
-
-METRICS = ('BLEU', 'chrF2', 'chrF++', 'TER')
-SMALLER_IS_BETTER = frozenset(m.title for m in quality.METRICS.values() if not m.larger_is_better)
+METRICS = ('BLEU', 'chrF2', 'chrF++')
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
 _BLOCK = 1 << 22  # lines of all resamples that are counted at once
 
 # sacreBLEU's metrics, and the columns of a line's counts that each is computed from.
 _BLEU_COUNTS = 2 + 2 * 4  # lengths of translation and reference; matching and all n-grams of each order
-_CHRF_COUNTS = _BLEU_COUNTS + 3 * (6 + 2)
 _SCORERS = (
   (BLEU(force=True), slice(0, _BLEU_COUNTS)),
   (CHRF(), slice(_BLEU_COUNTS, _BLEU_COUNTS + 3 * 6)),  # n-grams of translation and reference, and matching ones
-  (CHRF(word_order=2), slice(_BLEU_COUNTS, _CHRF_COUNTS)),  # n-grams of characters, then of words
-  (TER(), slice(_CHRF_COUNTS, _CHRF_COUNTS + 2)),  # edits, and words of the reference
+  (CHRF(word_order=2), slice(_BLEU_COUNTS, _BLEU_COUNTS + 3 * (6 + 2))),  # n-grams of characters, then of words
 )
 _COUNTS = _SCORERS[-1][1].stop
 
@@ -67,16 +62,16 @@ class LineCounts:
 
   def __init__(self, references: Sequence[str], tokenizer: str):
     """References in order; tokenizer: sacreBLEU's, for BLEU."""
-    chrf = CHRF(word_order=2, references=[list(references)])  # its first orders are chrF2's
-    bleu, ter = (quality.METRICS[name].scorer(references, tokenizer) for name in ('bleu', 'ter'))
-    self._metrics = bleu, chrf, ter
+    self._bleu = BLEU(tokenize=tokenizer, force=True, references=[list(references)])
+    self._chrf = CHRF(word_order=2, references=[list(references)])  # its first orders are chrF2's
     self._lines = len(references)
 
   def __call__(self, translations: Sequence[str]) -> np.ndarray:
     """Counts of every line, int64 [lines, counts]."""
     if len(translations) != self._lines:
       raise ValueError(f'{len(translations)} translations for {self._lines} references')
-    counts = [np.array(m._extract_corpus_statistics(translations, None), np.int64) for m in self._metrics]
+    metrics = (self._bleu, self._chrf)
+    counts = [np.array(m._extract_corpus_statistics(translations, None), np.int64) for m in metrics]
     return np.concatenate(counts, axis=1).reshape(self._lines, _COUNTS)
 
 

@@ -10,12 +10,12 @@ from lingvo_moe.addons.report.reading import RunRecord, differ_in_text
 from lingvo_moe.addons.report.series import text, thinned
 from lingvo_moe.addons.report.svg import Curve
 from lingvo_moe.core.errors import plural
-from lingvo_moe.core.quality import BOUNDED, METRICS
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.storage.log_directory import dev_losses, number
 
 _COLUMNS = {name: metric.title for name, metric in METRICS.items()} | {'copy_bleu': 'copy BLEU'}
 # By what the target vocabulary can write.
-_BOUNDS = {f'best_{name}': f'{metric.title} at most' for name, metric in BOUNDED.items()}
+_BOUNDS = {f'best_{name}': f'{metric.title} at most' for name, metric in METRICS.items()}
 
 
 def section(records: Sequence[RunRecord]) -> Html:
@@ -50,7 +50,7 @@ def _scores(records: Sequence[RunRecord]) -> Html:
   values = lambda record, key: [number(record.scores.get(name, {}).get(key)) for name in names]
   drawn = []
   for record in records:
-    for shape, (key, metric) in enumerate(BOUNDED.items()):
+    for shape, (key, metric) in enumerate(METRICS.items()):
       series = thinned(enumerate(values(record, key)))
       drawn.append(Curve(record.label(metric.title), series, shape if record.alone else record.place, shape))
   bounds = [bound for record in records for key in _BOUNDS for bound in values(record, key)]

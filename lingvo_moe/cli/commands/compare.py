@@ -28,14 +28,14 @@ from lingvo_moe.cli import app
 from lingvo_moe.cli.options import OptionGroup, flag
 from lingvo_moe.core.errors import UserError
 
-_METRICS = ('BLEU', 'chrF2', 'chrF++', 'TER')
+_METRICS = ('BLEU', 'chrF2', 'chrF++')
 
 
 class Options(OptionGroup):
   """Options of the command."""
 
   split: str = flag('test', 'The held-out set: test, dev or any file prefix.')
-  metric: Sequence[str] = flag(_METRICS[:3], f'Metrics to show, of {", ".join(_METRICS)}.')
+  metric: Sequence[str] = flag(_METRICS, 'Metrics to show.')
   samples: int = flag(1000, 'Resamples of the lines.', lower_bound=40)
   seed: int = flag(12345, "Of the resamples; the default is sacreBLEU's.", lower_bound=1)
   data_dir: str | None = flag(None, 'The corpus that was decoded, for references; default: beside the translations.')

@@ -1,4 +1,4 @@
-"""Held-out evaluation of translation: BLEU, chrF and TER of translations, or log-probabilities of the references."""
+"""Held-out evaluation of translation: BLEU and chrF of translations, or log-probabilities of the references."""
 
 from __future__ import annotations
 

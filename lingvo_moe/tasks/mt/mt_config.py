@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_moe.config import fields
 from lingvo_moe.config.fields import ON, changeable, field
-from lingvo_moe.core.quality import BOUNDED
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.inputs.data_config import DataConfig
 from lingvo_moe.models.encoder_decoder import EncoderDecoder
 from lingvo_moe.models.task_tags import TaskTags
@@ -31,13 +31,13 @@ class MtConfig(EncoderDecoderConfig, DataConfig, SamplingConfig):
   best_by: str = changeable(
     'loss',
     'What ranks checkpoints and counts for patience: the dev loss, or BLEU or chrF of greedy translations of dev text.',
-    choices=('loss', *BOUNDED),
+    choices=('loss', *METRICS),
   )
   best_by_sentences: int = changeable(
     500,
     'First dev sentences of a pair that are translated for best_by; 0: all.',
     at_least=0,
-    when={'best_by': tuple(BOUNDED)},
+    when={'best_by': tuple(METRICS)},
   )
   eval_sentences: int = changeable(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0)
   decode_ratio: float = changeable(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.quality import BOUNDED, METRICS
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.corpora import parallel
 from lingvo_moe.inputs import dev_lines
 from lingvo_moe.inputs.feed import Feed
@@ -102,7 +102,7 @@ class TranslationTask(task.Task):
       self._dev_job = greedy.held_out_job(runner, task.HeldOutOptions('dev', self.config.best_by_sentences))
     computed = self._dev_job.run('dev', quiet=True)
     scalars = {} if quiet else self._dev_job.finish(computed).scalars
-    return {metric.title: scalars[f'{name}/mean'] for name, metric in BOUNDED.items() if scalars}
+    return {metric.title: scalars[f'{name}/mean'] for name, metric in METRICS.items() if scalars}
 
   def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
     from lingvo_moe.tasks.mt import held_out

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import plural
-from lingvo_moe.core.quality import BOUNDED, METRICS, Metric
+from lingvo_moe.core.quality import METRICS
 from lingvo_moe.tasks import metrics
 
 _MECAB = {'ja': ('ja-mecab', 'MeCab'), 'ko': ('ko-mecab', 'mecab_ko')}  # tokeniser, and the module it needs
@@ -122,8 +122,8 @@ class References:
     """`written`: the references as the target vocabulary writes them."""
     words = tokenizer(target_language, references)
     self._scorers = {name: metric.scorer(references, words) for name, metric in METRICS.items()}
-    self.copy = self._scores(sources, BOUNDED)
-    self._best = dict.fromkeys(BOUNDED) if written is None else self._scores(written, BOUNDED)
+    self.copy = self._scores(sources)
+    self._best = dict.fromkeys(METRICS) if written is None else self._scores(written)
 
   def score(self, translations: Sequence[str], truncated: int = 0) -> PairScores:
     """Scores as many translations as there are references, in the same order."""
@@ -133,21 +133,21 @@ class References:
     }
     return {
       'sentences': len(translations),
-      **self._scores(translations, METRICS),
+      **self._scores(translations),
       **named('copy_', self.copy),
       **named('', signatures, '_signature'),
       'truncated': truncated,
       **named('best_', self._best),
     }
 
-  def _scores(self, translations: Iterable[str], of: Mapping[str, Metric]) -> dict[str, float]:
+  def _scores(self, translations: Iterable[str]) -> dict[str, float]:
     lines = list(translations)
-    return {name: self._scorers[name].corpus_score(lines, None).score for name in of}
+    return {name: scorer.corpus_score(lines, None).score for name, scorer in self._scorers.items()}
 
 
 def mean_scores(scores: Mapping[str, PairScores]) -> dict[str, float]:
   """Unweighted mean over the pairs of each score that all have."""
-  names = [*METRICS, *(f'copy_{name}' for name in BOUNDED)]
+  names = [*METRICS, *(f'copy_{name}' for name in METRICS)]
   shared = [name for name in names if all(s.get(name) is not None for s in scores.values())]
   return {name: sum(s[name] for s in scores.values()) / len(scores) for name in shared}
 
