@@ -96,7 +96,8 @@ class FlatCache:
 
   def _resize(self, kept: dict[str, np.ndarray], cells: int, least: int) -> None:
     """Gives the decoder's inputs `least` cells or more behind the `cells` there are, and writes keys and values."""
-    least = max(least, cells * 5 // 4)
+    if least > cells:  # rows that leave keep the others' cells
+      least = max(least, cells * 5 // 4)
     room = max(cells, min(-(-least // ROOM) * ROOM, self._most))
     present = self._graph.sizes.get('mask', (0, 0, 0))[2]
     if room <= present <= min(2 * room, self._most) and self._shapes(present) == self._graph.sizes:

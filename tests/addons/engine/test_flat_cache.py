@@ -128,6 +128,25 @@ def test_cells_are_few_and_sizes_change_seldom():
   assert len(cells) <= 4 and max(cells) <= 50 + WIDTH + flat_cache.ROOM
 
 
+def test_cells_stay_as_many_where_rows_leave_and_grow_by_a_quarter_where_they_are_full():
+  graph, rows, sizes = NumberingGraph(), 8, []
+  memory = {'segments': np.zeros([rows, 4]), 'memory_keys_0': np.zeros([rows, 1, 4, 1])}
+  cache = FlatCache(graph, memory, WIDTH, 120)
+  for step in range(100):  # each hypothesis goes on by itself, so that no cell becomes free
+    live_BW = np.ones([rows, WIDTH], bool)
+    sizes.append(graph.sizes['mask'][2])
+    if cache.is_due(live_BW.any(axis=1)):
+      cache.keep(np.arange(rows))
+      assert graph.sizes['mask'][2] >= sizes[-1] * 5 // 4
+    cache.run(np.zeros([rows, WIDTH], np.int32), step, live_BW)
+    cache.follow(np.broadcast_to(np.arange(WIDTH), live_BW.shape), live_BW)
+    if step in (0, 50):
+      rows, before = rows - 2, graph.sizes['mask'][2]
+      cache.keep(np.arange(rows))
+      assert graph.sizes['mask'][2] == before
+  assert len({*sizes}) <= 10 and sizes[-1] <= 1.5 * 100 * WIDTH
+
+
 def test_one_search_at_a_time_has_its_caches_in_memory_twice(monkeypatch):
   moving, take = set(), np.take
 
