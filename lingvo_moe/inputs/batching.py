@@ -33,7 +33,7 @@ class BatchPlan(NamedTuple):
   target_start: np.ndarray  # and its target
 
   def rows_of(self, feed: Feed) -> BatchPlan:
-    """The part that a process feeds, of B / process_count rows; see feed_lib.TrainInput."""
+    """The part that a process feeds, of B / process_count rows; see feed.TrainInput."""
     rows = self.rows // feed.process_count
     is_of_process = self.row // rows == feed.process_index
     plan = BatchPlan(rows, self.length, *(column[is_of_process] for column in self[2:]))

@@ -50,7 +50,7 @@ class _Window(NamedTuple):
 
 
 class TrainInput(feed_lib.TrainInput):
-  """Training input: batches of sentence pairs; see feed_lib.TrainInput."""
+  """Training input: batches of sentence pairs; see feed.TrainInput."""
 
   keys = batches.BATCH_KEYS
 

@@ -1,9 +1,10 @@
 """Optimizers and learning-rate schedules by the name that a configuration gives them: a class and a line in a table."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from lingvo_moe.core.live_names import LiveNames
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam, AdamW
@@ -40,20 +41,11 @@ OPTIMIZERS: Table = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ThatRead(Collection[str]):
+class ThatRead(LiveNames):
   """Names in a table, also of one's own, of which a field of the configuration is an argument."""
 
   table: Table
   field_name: str
 
-  def __contains__(self, name: object) -> bool:
-    return name in self.table and self._reads(self.table[name])
-
-  def __iter__(self) -> Iterator[str]:
-    return (name for name, entry in self.table.items() if self._reads(entry))
-
-  def __len__(self) -> int:
-    return sum(map(self._reads, self.table.values()))
-
-  def _reads(self, entry: Entry) -> bool:
+  def holds(self, entry: Entry) -> bool:
     return self.field_name in entry.arguments.values()

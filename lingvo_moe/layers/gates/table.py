@@ -1,9 +1,9 @@
 """Gates by the name that a configuration gives them: a gate is a file here and a line in this table."""
 
 import dataclasses
-from collections.abc import Collection, Iterator
 from typing import Any
 
+from lingvo_moe.core.live_names import LiveNames
 from lingvo_moe.layers.gates.by_task import ByPair, ByTarget
 from lingvo_moe.layers.gates.expert_choice import ExpertChoice
 from lingvo_moe.layers.gates.gate import Gate
@@ -28,21 +28,13 @@ GATES: dict[str, type[Gate]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ThatHave(Collection[str]):
+class ThatHave(LiveNames):
   """Names of the gates, also of one's own, that have a field of some name, or an attribute of it that is True."""
 
   name: str
+  table = GATES
 
-  def __contains__(self, gate_name: object) -> bool:
-    return gate_name in GATES and self._holds(GATES[gate_name])
-
-  def __iter__(self) -> Iterator[str]:
-    return (gate_name for gate_name, gate in GATES.items() if self._holds(gate))
-
-  def __len__(self) -> int:
-    return sum(map(self._holds, GATES.values()))
-
-  def _holds(self, gate: type[Gate]) -> bool:
+  def holds(self, gate: type[Gate]) -> bool:
     return self.name in _options(gate) or getattr(gate, self.name, None) is True
 
 

@@ -26,7 +26,7 @@ from lingvo_moe.vocab.sentinel_vocab import SentinelVocab
 
 
 class TrainInput(feed_lib.TrainInput):
-  """Training input: corrupted windows of the text; see feed_lib.TrainInput."""
+  """Training input: corrupted windows of the text; see feed.TrainInput."""
 
   keys = BATCH_KEYS
 

@@ -58,7 +58,7 @@ class Stream:
 
 
 class TrainInput(feed_lib.TrainInput):
-  """Training input: windows of the stream of documents; see feed_lib.TrainInput."""
+  """Training input: windows of the stream of documents; see feed.TrainInput."""
 
   keys = BATCH_KEYS
 
