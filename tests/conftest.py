@@ -84,7 +84,7 @@ def _seeds(request: pytest.FixtureRequest) -> None:
   if _draws_by_tensorflow(request.path):
     import tensorflow as tf
 
-    # Frees all kernels: programs that other tests call as well would be made ready anew, a seventh of their time.
+    # Frees all kernels: programs that other tests call as well would be made ready anew.
     tf.random.set_seed(0)
 
 

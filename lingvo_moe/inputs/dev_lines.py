@@ -129,7 +129,7 @@ def left_out(
 
   Args:
     caches: source and target side of every pair of train.
-    keys: hashes of text.key of the same lines; see cache.open_keys.
+    keys: hashes of text.key of the same lines; see pair_caches.open_keys.
     chosen: numbers of the chosen lines, by the number of their pair.
     shared_vocab: whether a source and a target compare.
   """
@@ -163,7 +163,7 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
 
   A file in the cache folder keeps them.
   """
-  from lingvo_moe.inputs import pair_caches as cache  # imports TensorFlow
+  from lingvo_moe.inputs import pair_caches  # imports TensorFlow
 
   pairs_by_corpus: dict[str, list[parallel.Pair]] = {}
   for split in ('dev', 'test', 'train'):
@@ -171,7 +171,7 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
       if split != 'train' or pairs_by_corpus:
         pairs_by_corpus[split] = trained_pairs(config) if split == 'train' else _find(config, split)
   path = os.path.join(
-    cache_dir, f'in_train-{cache.digest_of_keys([*itertools.chain(*pairs_by_corpus.values())], cache_dir)}.json'
+    cache_dir, f'in_train-{pair_caches.digest_of_keys([*itertools.chain(*pairs_by_corpus.values())], cache_dir)}.json'
   )
   with contextlib.suppress(OSError, UserError):
     return json_files.read(path, warnings=json_files.list_of(json_files.TEXT))['warnings']
@@ -183,13 +183,13 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
 
 def _within_train(pairs_by_corpus: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) -> list[str]:
   """Warnings of within_train, given the pairs of each split."""
-  from lingvo_moe.inputs import pair_caches as cache
+  from lingvo_moe.inputs import pair_caches
   from lingvo_moe.inputs.token_cache import joined
 
   keys = {}
   for split, pairs in pairs_by_corpus.items():
     with contextlib.suppress(UserError):  # it is no text
-      sides_of = cache.open_keys(pairs, cache_dir)
+      sides_of = pair_caches.open_keys(pairs, cache_dir)
       by_name = collections.defaultdict(list)
       for pair, sides in zip(pairs, sides_of, strict=True):
         by_name[pair.name].append(sides)

@@ -13,8 +13,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel
-from lingvo_moe.inputs import dev_lines
-from lingvo_moe.inputs import pair_caches as cache
+from lingvo_moe.inputs import dev_lines, pair_caches
 from lingvo_moe.inputs.batching import BatchPlan
 from lingvo_moe.inputs.data_config import DataConfig
 from lingvo_moe.inputs.mixture import Corpus
@@ -112,15 +111,15 @@ class Examples:
     self._tag, self._factor = np.array(tags, np.int32), np.array([corpus.loss for corpus in self.corpora], np.int32)
     self._max_length = config.max_length
     self._around, self._begin = symbols_around(config, self.pairs, source_vocab), config.begin_id
-    self._caches = cache.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
+    self._caches = pair_caches.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
     self._alignments = []
     if config.guided_by and split == 'train':
-      self._alignments = cache.open_alignments(self.pairs, config.guided_by, cache_dir, quiet=quiet)
+      self._alignments = pair_caches.open_alignments(self.pairs, config.guided_by, cache_dir, quiet=quiet)
     self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
     sizes = [len(source) for source, _ in self._caches]
     chosen = dev_lines.choose(config, self.pairs, sizes) if split in ('train', 'dev') else {}
     if split == 'train' and chosen:
-      caches = cache.open_keys(self.pairs, cache_dir, quiet=quiet)
+      caches = pair_caches.open_keys(self.pairs, cache_dir, quiet=quiet)
       keys = [tuple(side.tokens.view(np.uint64) for side in sides) for sides in caches]
       self._left_out = dev_lines.left_out(self._caches, keys, chosen, shared_vocab=source_vocab is target_vocab)
     elif split == 'dev':

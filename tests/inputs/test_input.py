@@ -17,8 +17,7 @@ import tensorflow as tf
 from lingvo_moe.addons.export import text_search
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.inputs import dev_lines, mt_input, token_cache
-from lingvo_moe.inputs import pair_caches as cache
+from lingvo_moe.inputs import dev_lines, mt_input, pair_caches, token_cache
 from lingvo_moe.inputs.data_config import DataConfig
 from lingvo_moe.inputs.examples import Examples
 from lingvo_moe.inputs.feed import Feed
@@ -537,7 +536,7 @@ def small(tmp_path, world):
 
 def open_small(small):
   pairs, vocab, folder = small
-  return cache.open_pairs(pairs, (vocab, vocab), str(folder), quiet=True)[0]
+  return pair_caches.open_pairs(pairs, (vocab, vocab), str(folder), quiet=True)[0]
 
 
 def entries(small):
@@ -585,7 +584,7 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   lines = [sentence('zz', i) for i in range(100)]
   write_pair(tmp_path / 'other', 'de-en', 'train', lines, lines)
   other = TaggedVocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300))
-  source, _ = cache.open_pairs(small[0], (other, other), str(small[2]), quiet=True)[0]
+  source, _ = pair_caches.open_pairs(small[0], (other, other), str(small[2]), quiet=True)[0]
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 
 
@@ -623,7 +622,7 @@ def test_a_damaged_block_alone_is_made_again_when_it_is_read(tmp_path, world, mo
   lines = [sentence('de', i) for i in range(300)]
   write_pair(tmp_path / 'data', 'de-en', 'train', lines, lines)
   vocab, pairs = TaggedVocab(world[0].source_vocab), parallel.find_pairs(str(tmp_path / 'data'))
-  opened = lambda: cache.open_pairs(pairs, (vocab, vocab), str(tmp_path / 'cache'))[0][0]
+  opened = lambda: pair_caches.open_pairs(pairs, (vocab, vocab), str(tmp_path / 'cache'))[0][0]
   path = os.path.join(opened().folder, f'00001.{name}')
   before = pathlib.Path(path).read_bytes()
   with open(path, 'r+b') as f:

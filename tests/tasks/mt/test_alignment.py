@@ -15,7 +15,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.inputs import pair_caches as cache
+from lingvo_moe.inputs import pair_caches
 from lingvo_moe.inputs.feed import Feed
 from lingvo_moe.inputs.mt_input import TrainInput
 from lingvo_moe.models.batches import ALIGNED
@@ -157,8 +157,8 @@ def test_alignments_of_what_is_left_out_are_not_read(guided, tmp_path):
 
 
 def test_the_first_of_several_source_pieces_is_taken():
-  assert cache._sources('2-0 0-0 1-2') == [3, 0, 2]  # counted from 1; 0 for none
-  assert cache._sources(' 0-1\t1-1  0-0 ') == [1, 2] and cache._sources('') == []
+  assert pair_caches._sources('2-0 0-0 1-2') == [3, 0, 2]  # counted from 1; 0 for none
+  assert pair_caches._sources(' 0-1\t1-1  0-0 ') == [1, 2] and pair_caches._sources('') == []
 
 
 def test_alignments_that_do_not_fit_are_refused(guided, tmp_path):
